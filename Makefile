@@ -1,0 +1,39 @@
+# Two commands: `make demo` and `make test`. Both set up what they need first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.tenuto-setup
+
+.PHONY: setup demo test check up bench soak clean
+
+setup: $(STAMP)
+
+$(STAMP): scripts/setup.sh pyproject.toml runtime/sdk/pyproject.toml constraints.txt
+	PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV)
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/tenuto demo
+
+up: setup
+	$(BIN)/tenuto up
+
+test: setup
+	$(BIN)/tenuto model pull smollm2-135m-instruct
+	$(BIN)/tenuto model pull qwen2.5-coder-0.5b-instruct
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m bench.resume
+
+soak: setup
+	$(BIN)/python -m bench.resume --seeds 20
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,69 @@
+"""The application: routes, guards, and what it holds open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Response
+
+from runtime.api import models, problems, sessions
+from runtime.api.guard import Db, Guard
+from runtime.api.stream import Hub
+from runtime.errors import Unavailable
+from runtime.process import connect_temporal
+from runtime.settings import Settings
+from runtime.store import Database, fleet
+
+
+def make_app(settings: Settings) -> FastAPI:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with Database(settings.postgres_dsn_required, patience_s=20.0, size=16) as db:
+            app.state.db = db
+            app.state.temporal = await connect_temporal(settings)
+            app.state.chat = await asyncio.to_thread(models.load_chat, settings.model_path)
+            app.state.hub = Hub(db)
+            app.state.sending = set()
+            await fleet.ensure_admin(db, settings.admin_key)
+            listening = asyncio.create_task(app.state.hub.listen_forever())
+            try:
+                yield
+            finally:
+                listening.cancel()
+
+    app = FastAPI(title="Tenuto", version="0.1.0", lifespan=lifespan, openapi_url="/v1/openapi.json")
+    app.add_middleware(Guard)
+    problems.install(app)
+    app.include_router(sessions.router)
+    app.include_router(models.router)
+    _health(app)
+    return app
+
+
+def _health(app: FastAPI) -> None:
+    @app.get("/healthz", tags=["health"])
+    async def healthz() -> dict[str, str]:
+        """This process answers."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["health"])
+    async def readyz(db: Db, response: Response) -> dict[str, Any]:
+        """Whether a session could be run now, and what is missing if not."""
+        checks: dict[str, str] = {}
+        try:
+            alive = [node["node_id"] for node in await fleet.nodes(db) if node["alive"]]
+            checks["postgres"] = "ok"
+            checks["nodes"] = "ok" if alive else "no node is up"
+        except Unavailable as error:
+            checks["postgres"] = str(error)
+        try:
+            await asyncio.wait_for(app.state.temporal.service_client.check_health(), 2)
+            checks["temporal"] = "ok"
+        except Exception as error:
+            checks["temporal"] = f"does not answer: {error}"
+        ready = all(state == "ok" for state in checks.values())
+        response.status_code = 200 if ready else 503
+        return {"status": "ready" if ready else "not ready", "checks": checks}

@@ -1,0 +1,108 @@
+"""Who may speak to the API at all: loopback names only, no foreign web page, a key, a body of bounded size."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtime.api.problems import problem
+from runtime.errors import Unauthorized
+from runtime.store import Database, fleet
+
+MAX_BODY_BYTES = 8 << 20
+
+
+class Guard:
+    """ASGI middleware: Host and Origin must name this machine; bodies end at MAX_BODY_BYTES.
+
+    A page on the web can make a browser send requests to loopback; its Host (after DNS rebinding) or Origin gives
+    it away. `allowed` adds names that a deployment answers to.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: frozenset[str] = frozenset()) -> None:
+        self._app = app
+        self._allowed = allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if refusal := self._refusal(headers):
+            await problem(403, "forbidden_origin", refusal)(scope, receive, send)
+            return
+        if int(headers.get("content-length") or 0) > MAX_BODY_BYTES:
+            await _too_large(scope, receive, send)
+            return
+        body = _Bounded(receive)
+        try:
+            await self._app(scope, body, send)
+        except _TooMuch:
+            await _too_large(scope, receive, send)
+
+    def _refusal(self, headers: dict[str, str]) -> str | None:
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            return f"the Host header names {host!r}, which this server does not answer to"
+        origin = headers.get("origin")
+        if origin is not None and not self._is_ours(urlsplit(origin).netloc):
+            return f"requests from pages of {origin!r} are refused"
+        return None
+
+    def _is_ours(self, netloc: str) -> bool:
+        name = urlsplit(f"//{netloc}").hostname or ""
+        if name == "localhost" or name in self._allowed:
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+class _TooMuch(Exception):
+    pass
+
+
+class _Bounded:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._seen = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        if self._seen > MAX_BODY_BYTES:
+            raise _TooMuch
+        return message
+
+
+async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
+    response = problem(413, "request_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+    await response(scope, receive, send)
+
+
+def database(request: Request) -> Database:
+    db = request.app.state.db
+    assert isinstance(db, Database)
+    return db
+
+
+Db = Annotated[Database, Depends(database)]
+
+
+async def tenant(request: Request, db: Db) -> str:
+    """The tenant of the request's bearer key. Raises Unauthorized."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        raise Unauthorized("send your key as `Authorization: Bearer KEY`; the first one is in admin.key of TENUTO_HOME")
+    found = await fleet.tenant_of_key(db, key.strip())
+    if found is None:
+        raise Unauthorized("this API key is not known here, or was revoked")
+    return found
+
+
+Tenant = Annotated[str, Depends(tenant)]

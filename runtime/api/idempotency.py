@@ -1,0 +1,48 @@
+"""`Idempotency-Key`: the first request with a key decides which thing it made; a repeat finds the same thing."""
+
+from __future__ import annotations
+
+import hashlib
+
+import asyncpg
+from fastapi import Request
+
+from runtime.errors import Conflict, InvalidRequest
+from runtime.store import Database
+from runtime.store.sessions import new_id
+
+
+async def id_for(request: Request, db: Database, tenant_id: str, prefix: str) -> str:
+    """The id of what this request makes: new, or the one that its key made before.
+
+    Raises Conflict if the key was used for another request.
+    """
+    key = request.headers.get("idempotency-key")
+    fresh = new_id(prefix)
+    if key is None:
+        return fresh
+    if not 1 <= len(key) <= 255:
+        raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+    route = f"{request.method} {request.url.path}"
+    digest = hashlib.sha256(await request.body()).digest()
+
+    async def work(connection: asyncpg.Connection) -> asyncpg.Record:
+        await connection.execute(
+            "INSERT INTO idempotency (tenant_id, key, route, body_sha256, response) VALUES ($1, $2, $3, $4, $5)"
+            " ON CONFLICT DO NOTHING",
+            tenant_id,
+            key,
+            route,
+            digest,
+            {"id": fresh},
+        )
+        return await connection.fetchrow(
+            "SELECT route, body_sha256, response FROM idempotency WHERE tenant_id = $1 AND key = $2",
+            tenant_id,
+            key,
+        )
+
+    row = await db.run(work)
+    if row["route"] != route or row["body_sha256"] != digest:
+        raise Conflict("this Idempotency-Key was used for another request; use a new key", code="idempotency_mismatch")
+    return str(row["response"]["id"])

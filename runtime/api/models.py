@@ -1,0 +1,62 @@
+"""Which model is served, and whether a request can fit into its context, before anything is created."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from engine.tokens import ChatFormat, load_chat_format
+from runtime.api.guard import Db, Tenant
+from runtime.config import SessionConfig
+from runtime.errors import InvalidRequest, Unavailable
+from runtime.specs import tool_specs
+from runtime.store import Database, fleet
+
+router = APIRouter(prefix="/v1/models", tags=["models"])
+
+
+@router.get("")
+async def list_models(db: Db, tenant: Tenant) -> dict[str, Any]:
+    """The models that live nodes serve, as OpenAI's clients expect them, with our card beside."""
+    cards = {node["card"]["model"]: node["card"] for node in await fleet.nodes(db) if node["alive"]}
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "tenuto", **card} for name, card in cards.items()]
+    return {"object": "list", "data": data}
+
+
+async def checked_model(db: Database, wanted: str) -> dict[str, Any]:
+    """The card of the model asked for (of the served one if none was). Raises InvalidRequest, Unavailable."""
+    cards = {node["card"]["model"]: node["card"] for node in await fleet.nodes(db) if node["alive"]}
+    if not cards:
+        raise Unavailable("no node is up")
+    if not wanted:
+        return dict(next(iter(cards.values())))
+    if wanted not in cards:
+        raise InvalidRequest(
+            f"model: {wanted!r} is not served here; there is {', '.join(sorted(cards))}",
+            param="model",
+            code="model_not_found",
+        )
+    return dict(cards[wanted])
+
+
+def ensure_it_fits(
+    request: Request, config: SessionConfig, card: dict[str, Any], *, content: str = "", used: int = 0
+) -> None:
+    """Raises InvalidRequest (context_length_exceeded) if the prompt leaves no room for an answer."""
+    chat: ChatFormat = request.app.state.chat
+    tokens = used or len(chat.opening(config.system, tool_specs(config)))
+    tokens += len(chat.user(content)) if content else 0
+    if tokens + len(chat.assistant_open()) >= card["context_length"]:
+        field = "content" if content else "system"
+        raise InvalidRequest(
+            f"{field}: the transcript would have {tokens} tokens, the context of {config.model} holds"
+            f" {card['context_length']}; send less",
+            param=field,
+            code="context_length_exceeded",
+        )
+
+
+def load_chat(model_path: Path) -> ChatFormat:
+    return load_chat_format(model_path)

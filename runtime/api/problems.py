@@ -1,0 +1,63 @@
+"""Errors as problem documents (RFC 9457) that OpenAI's clients can read too: they look at the `error` member."""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from runtime.errors import RequestError, Unavailable
+
+MEDIA_TYPE = "application/problem+json"
+
+
+def problem(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    body = {
+        "type": "about:blank",
+        "title": http.HTTPStatus(status).phrase,
+        "status": status,
+        "detail": message,
+        "error": {"message": message, "type": kind, "code": code, "param": param},
+    }
+    return JSONResponse(body, status, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Every error of the application leaves as a problem document."""
+
+    @app.exception_handler(RequestError)
+    async def refused(_: Request, error: RequestError) -> JSONResponse:
+        return problem(error.status, error.code, str(error), error.param)
+
+    @app.exception_handler(Unavailable)
+    async def unavailable(_: Request, error: Unavailable) -> JSONResponse:
+        response = problem(503, "unavailable", f"{error}; try again in a moment")
+        response.headers["Retry-After"] = "1"
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        param, message = describe(error.errors())
+        return problem(400, "invalid_request", message, param)
+
+    @app.exception_handler(HTTPException)
+    async def other(_: Request, error: HTTPException) -> JSONResponse:
+        return problem(error.status_code, http.HTTPStatus(error.status_code).name.lower(), str(error.detail))
+
+
+def describe(errors: Sequence[Any]) -> tuple[str | None, str]:
+    """The first fault of a body: the field's path, and a sentence that names it."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return None, f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    if first["type"] == "extra_forbidden":
+        return where, f"{where}: there is no such field"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return where or None, f"{where}: {message}" if where else message

@@ -1,0 +1,148 @@
+"""`/v1/sessions`: create, read, post a message, follow, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import StreamingResponse
+
+from runtime import delivery
+from runtime.api import views
+from runtime.api.guard import Db, Tenant
+from runtime.api.idempotency import id_for
+from runtime.api.models import checked_model, ensure_it_fits
+from runtime.api.stream import sse
+from runtime.config import MessageIn, SessionConfig, SessionIn
+from runtime.errors import InvalidRequest
+from runtime.store import events, sessions
+from sandbox import SandboxRequestError, check_names
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+class EventIn(MessageIn):
+    """The body of POST …/events."""
+
+    type: str = "message"
+
+
+@router.post("", status_code=201)
+async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """Create a session: its model, system prompt, tools, files and limits. Nothing runs until a message comes."""
+    card = await checked_model(db, body.model)
+    config = body.config(card["model"])
+    try:
+        check_names(config.files)
+    except SandboxRequestError as error:
+        raise InvalidRequest(f"files: {error}", param="files") from error
+    ensure_it_fits(request, config, card)
+    session_id = await id_for(request, db, tenant, "ses")
+    seed = body.seed if body.seed is not None else secrets.randbelow(2**63)
+    await sessions.create(db, tenant, session_id, config.model_dump(), seed)
+    return await views.session(db, tenant, session_id)
+
+
+@router.get("")
+async def list_sessions(db: Db, tenant: Tenant, limit: Limit = 50, after: str | None = None) -> dict[str, Any]:
+    return await views.session_list(db, tenant, limit, after)
+
+
+@router.get("/{session_id}")
+async def get(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+    return await views.session(db, tenant, session_id)
+
+
+@router.post("/{session_id}/events", status_code=202)
+async def post_event(session_id: str, body: EventIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """Give the session a message. Once this answers, the message is never lost."""
+    if body.type != "message":
+        raise InvalidRequest(f"type: {body.type!r} cannot be posted; post a message", param="type")
+    row = await views.owned(db, tenant, session_id)
+    config = SessionConfig.model_validate(row["config"])
+    try:
+        body.check_against(config)
+    except ValueError as error:
+        raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from error
+    card = await checked_model(db, config.model)
+    ensure_it_fits(request, config, card, content=body.content, used=await views.token_count(db, session_id))
+    message_id = await id_for(request, db, tenant, "msg")
+    options = body.model_dump(include={"tool_choice", "max_tool_rounds"})
+    await sessions.accept_message(db, tenant, session_id, message_id, body.content, options)
+    _send(request, delivery.deliver(request.app.state.temporal, session_id, message_id))
+    return {"id": message_id, "object": "message", "session_id": session_id}
+
+
+@router.get("/{session_id}/events")
+async def list_events(session_id: str, db: Db, tenant: Tenant, limit: Limit = 100, after: int = 0) -> dict[str, Any]:
+    await views.owned(db, tenant, session_id)
+    rows = await events.read(db, session_id, after, limit + 1)
+    return views.page(rows, limit)
+
+
+@router.get("/{session_id}/events/stream")
+async def stream(
+    session_id: str,
+    request: Request,
+    db: Db,
+    tenant: Tenant,
+    after: Annotated[int, Query(ge=0)] = 0,
+    last_event_id: Annotated[int | None, Header(ge=0)] = None,
+) -> StreamingResponse:
+    """Server-sent events from a position on; come back with `Last-Event-ID` and nothing is missed or repeated."""
+    await views.owned(db, tenant, session_id)
+    start = after if last_event_id is None else last_event_id
+    frames = sse(request.app.state.hub, db, session_id, start)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
+
+
+@router.post("/{session_id}/cancel", status_code=202)
+async def cancel(session_id: str, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """Stop whatever runs and free everything. The state is `cancelled` only once that is true."""
+    await sessions.request_end(db, tenant, session_id)
+    _send(request, delivery.end(request.app.state.temporal, session_id, "cancelled"))
+    return await views.session(db, tenant, session_id)
+
+
+@router.get("/{session_id}/steps")
+async def list_steps(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+    await views.owned(db, tenant, session_id)
+    return await views.steps(db, session_id)
+
+
+@router.get("/{session_id}/attempts")
+async def list_attempts(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+    await views.owned(db, tenant, session_id)
+    return await views.attempts(db, session_id)
+
+
+@router.get("/{session_id}/checkpoints")
+async def list_checkpoints(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+    await views.owned(db, tenant, session_id)
+    return await views.checkpoints(db, session_id)
+
+
+@router.get("/{session_id}/transcript")
+async def transcript(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """The transcript as token ids, by step: the truth that text is made from."""
+    await views.owned(db, tenant, session_id)
+    return await views.transcript(db, session_id)
+
+
+@router.get("/{session_id}/kv")
+async def kv(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """Where the session's KV was last seen. A hint: it is verified whenever it is loaded."""
+    await views.owned(db, tenant, session_id)
+    return await views.kv(db, session_id)
+
+
+def _send(request: Request, sending: Any) -> None:
+    """Tell Temporal without making the caller wait: the row is committed, and the reconciler sends it again."""
+    task = asyncio.create_task(delivery.quietly(sending))
+    request.app.state.sending.add(task)
+    task.add_done_callback(request.app.state.sending.discard)

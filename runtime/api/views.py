@@ -1,0 +1,181 @@
+"""What the API shows of the record: rows as JSON, lists with cursors."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from runtime.errors import NotFound
+from runtime.store import Database
+
+
+def page(rows: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """A list object; `rows` holds one more than `limit` if there are more."""
+    data = list(rows[:limit])
+    return {
+        "object": "list",
+        "data": data,
+        "has_more": len(rows) > limit,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }
+
+
+async def owned(db: Database, tenant: str, session_id: str) -> asyncpg.Record:
+    """The session's row if it is the tenant's; another tenant's looks like none. Raises NotFound."""
+    row = await db.fetchrow("SELECT * FROM sessions WHERE session_id = $1 AND tenant_id = $2", session_id, tenant)
+    if row is None:
+        raise NotFound(f"there is no session {session_id}")
+    return row
+
+
+async def session(db: Database, tenant: str, session_id: str) -> dict[str, Any]:
+    row = await owned(db, tenant, session_id)
+    return {**_session(row), "tokens": await token_count(db, session_id)}
+
+
+async def session_list(db: Database, tenant: str, limit: int, after: str | None) -> dict[str, Any]:
+    if after is not None:
+        await owned(db, tenant, after)
+    rows = await db.fetch(
+        "SELECT * FROM sessions s WHERE tenant_id = $1 AND ($2::text IS NULL OR (created_at, session_id) <"
+        " (SELECT created_at, session_id FROM sessions WHERE session_id = $2))"
+        " ORDER BY created_at DESC, session_id DESC LIMIT $3",
+        tenant,
+        after,
+        limit + 1,
+    )
+    return page([_session(row) for row in rows], limit)
+
+
+async def token_count(db: Database, session_id: str) -> int:
+    """Length of the transcript in tokens, completed steps only."""
+    row = await db.fetchrow(
+        "SELECT coalesce(max(token_count), 0) AS tokens FROM checkpoints WHERE session_id = $1", session_id
+    )
+    assert row is not None
+    return int(row["tokens"])
+
+
+async def steps(db: Database, session_id: str) -> dict[str, Any]:
+    rows = await db.fetch("SELECT * FROM steps WHERE session_id = $1 ORDER BY step_no", session_id)
+    return _list(
+        {
+            "id": row["step_no"],
+            "object": "step",
+            "kind": row["kind"],
+            "state": row["state"],
+            "attempts": row["attempts"],
+            "token_start": row["token_start"],
+            "token_count": row["token_count"],
+            "output": row["output"],
+            "error": row["error"],
+            "started_at": _time(row["started_at"]),
+            "ended_at": _time(row["ended_at"]),
+        }
+        for row in rows
+    )
+
+
+async def attempts(db: Database, session_id: str) -> dict[str, Any]:
+    rows = await db.fetch("SELECT * FROM attempts WHERE session_id = $1 ORDER BY step_no, attempt_no", session_id)
+    return _list(
+        {
+            "id": f"{row['step_no']}.{row['attempt_no']}",
+            "object": "attempt",
+            "step": row["step_no"],
+            "attempt": row["attempt_no"],
+            "epoch": row["epoch"],
+            "node": row["node_id"],
+            "resumed_at": row["resumed_at"],
+            "outcome": row["outcome"],
+            "error": row["error"],
+            "started_at": _time(row["started_at"]),
+            "ended_at": _time(row["ended_at"]),
+        }
+        for row in rows
+    )
+
+
+async def checkpoints(db: Database, session_id: str) -> dict[str, Any]:
+    rows = await db.fetch("SELECT * FROM checkpoints WHERE session_id = $1 ORDER BY step_no", session_id)
+    return _list(
+        {
+            "id": row["step_no"],
+            "object": "checkpoint",
+            "tokens": row["token_count"],
+            "token_digest": row["token_digest"].hex(),
+            "seed": row["seed"],
+            "sampler_pos": row["sampler_pos"],
+            "fingerprint": row["fingerprint"],
+            "kv": {
+                "group": row["kv_group"],
+                "shard": row["kv_shard"],
+                "shards": row["kv_shards"],
+                "tail": row["kv_tail"].hex() if row["kv_tail"] else None,
+                "new_pages": len(row["kv_new"]),
+            },
+            "ledger_pos": row["ledger_pos"],
+            "workspace_root": row["workspace_root"],
+            "created_at": _time(row["created_at"]),
+        }
+        for row in rows
+    )
+
+
+async def transcript(db: Database, session_id: str) -> dict[str, Any]:
+    rows = await db.fetch(
+        "SELECT g.step_no, g.kind, g.token_ids FROM segments g JOIN steps s USING (session_id, step_no)"
+        " WHERE session_id = $1 AND s.state = 'completed' ORDER BY g.step_no, g.idx",
+        session_id,
+    )
+    return _list(
+        {"id": i, "step": row["step_no"], "kind": row["kind"], "token_ids": row["token_ids"]}
+        for i, row in enumerate(rows)
+    )
+
+
+async def kv(db: Database, session_id: str) -> dict[str, Any]:
+    row = await db.fetchrow("SELECT * FROM kv_residency WHERE session_id = $1", session_id)
+    if row is None:
+        return {"object": "kv", "tier": "none", "detail": {}, "updated_at": None}
+    return {
+        "object": "kv",
+        "tier": row["tier"],
+        "detail": row["detail"],
+        "updated_at": _time(row["updated_at"]),
+    }
+
+
+def _list(rows: Any) -> dict[str, Any]:
+    data = list(rows)
+    return page(data, max(len(data), 1))
+
+
+def _session(row: asyncpg.Record) -> dict[str, Any]:
+    config = row["config"]
+    return {
+        "id": row["session_id"],
+        "object": "session",
+        "state": row["state"],
+        "waiting_for": row["waiting_for"],
+        "model": config["model"],
+        "system": config["system"],
+        "tools": config["tools"],
+        "limits": config["limits"],
+        "sampling": config["sampling"],
+        "kv": config["kv"],
+        "seed": row["seed"],
+        "epoch": row["epoch"],
+        "node": row["node_id"],
+        "error": row["error"],
+        "created_at": _time(row["created_at"]),
+        "updated_at": _time(row["updated_at"]),
+    }
+
+
+def _time(value: datetime.datetime | None) -> str | None:
+    return value.isoformat() if value else None

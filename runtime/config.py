@@ -1,0 +1,119 @@
+"""What a session is made of: validated at the edge, frozen in its row, read by the node."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Name = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
+BUILTIN_TOOLS = ("python", "bash", "read_file", "write_file")
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CommandTool(Frozen):
+    """A tool that its author brings: a command in the sandbox, given the arguments as JSON on standard input.
+
+    `effect` says what a crash in the middle may mean: `pure` and `sandboxed` calls are run again from the snapshot
+    before them, `idempotent` ones are run again with the same TENUTO_CALL_KEY, `unsafe` ones never are.
+    """
+
+    name: str = Name
+    description: str = Field(min_length=1, max_length=2000)
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    command: list[str] = Field(min_length=1, max_length=64)
+    effect: Literal["pure", "sandboxed", "idempotent", "unsafe"] = "sandboxed"
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+
+    @field_validator("parameters")
+    @classmethod
+    def _an_object(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if value.get("type") != "object":
+            raise ValueError('must be a JSON schema with "type": "object"')
+        return value
+
+
+class Limits(Frozen):
+    max_think_tokens: int = Field(default=512, ge=1, le=32768)
+    tool_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    tool_output_bytes: int = Field(default=16_384, ge=256, le=262_144)
+    memory_bytes: int = Field(default=512 << 20, ge=64 << 20, le=16 << 30)
+    workspace_bytes: int = Field(default=256 << 20, ge=1 << 20, le=16 << 30)
+    pids: int = Field(default=256, ge=16, le=4096)
+
+
+class Sampling(Frozen):
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0, le=1_000_000)
+
+
+class KvPolicy(Frozen):
+    """Where the session's pages wait while a tool runs. `auto`: copied to host at once, on NVMe if the tool is long."""
+
+    on_tool: Literal["auto", "pin", "host", "nvme", "drop"] = "auto"
+
+
+class SessionConfig(Frozen):
+    model: str = Field(min_length=1, max_length=200)
+    system: str | None = Field(default=None, max_length=200_000)
+    tools: list[str | CommandTool] = Field(default_factory=list, max_length=64)
+    files: dict[str, str] = Field(default_factory=dict)
+    limits: Limits = Limits()
+    sampling: Sampling = Sampling()
+    kv: KvPolicy = KvPolicy()
+
+    @field_validator("tools")
+    @classmethod
+    def _known_and_distinct(cls, value: list[str | CommandTool]) -> list[str | CommandTool]:
+        names = [tool if isinstance(tool, str) else tool.name for tool in value]
+        for tool in value:
+            if isinstance(tool, str) and tool not in BUILTIN_TOOLS:
+                raise ValueError(
+                    f"{tool!r} is no built-in tool; there are {', '.join(BUILTIN_TOOLS)}, or give a command"
+                )
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"tool names must differ; {', '.join(sorted(twice))} stands twice")
+        return value
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [tool if isinstance(tool, str) else tool.name for tool in self.tools]
+
+
+class MessageIn(Frozen):
+    """A message to a session. `tool_choice` holds for `max_tool_rounds` thinks, the last answer is without tools."""
+
+    content: str = Field(min_length=1, max_length=1_000_000)
+    tool_choice: str = "auto"
+    max_tool_rounds: int = Field(default=8, ge=0, le=1000)
+
+    def check_against(self, config: SessionConfig) -> None:
+        """Raises ValueError where the choice names no tool of the session."""
+        if self.tool_choice in ("auto", "none"):
+            return
+        if not config.tools:
+            raise ValueError(f"tool_choice is {self.tool_choice!r}, but the session has no tools")
+        if self.tool_choice != "required" and self.tool_choice not in config.tool_names:
+            raise ValueError(
+                f"tool_choice is {self.tool_choice!r}; use auto, none, required or one of {', '.join(config.tool_names)}"
+            )
+
+
+class SessionIn(SessionConfig):
+    """The body of POST /v1/sessions: the configuration, and optionally a seed."""
+
+    model: str = Field(default="", max_length=200)  # empty: the model that the engine serves
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _files_fit(self) -> SessionIn:
+        if sum(len(text) for text in self.files.values()) > 4 << 20:
+            raise ValueError("files must not exceed 4 MiB together; upload more after the session exists")
+        return self
+
+    def config(self, model: str) -> SessionConfig:
+        return SessionConfig(**{**self.model_dump(exclude={"seed"}), "model": model})

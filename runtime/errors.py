@@ -1,0 +1,77 @@
+"""Errors of the runtime.
+
+TenutoError
+├── RequestError              the caller's fault; becomes a problem document
+│   ├── NotFound              404
+│   ├── Conflict              409
+│   ├── InvalidRequest        400 (names the field)
+│   ├── TooLarge              413
+│   ├── Unauthorized          401
+│   └── Forbidden             403
+├── Unavailable               503, try again
+├── StaleEpoch                someone newer owns the session; the writer must stop
+├── IllegalTransition         a state change that the table does not have
+├── MigrationError            the schema and this release do not fit
+└── StartupError              the stack cannot start; the message says what to do
+"""
+
+from __future__ import annotations
+
+
+class TenutoError(Exception):
+    """Base of everything that the runtime raises on purpose."""
+
+
+class RequestError(TenutoError):
+    status = 400
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code or type(self).code
+
+
+class InvalidRequest(RequestError):
+    pass
+
+
+class Unauthorized(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(RequestError):
+    status = 404
+    code = "not_found"
+
+
+class Conflict(RequestError):
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(RequestError):
+    status = 413
+    code = "request_too_large"
+
+
+class Unavailable(TenutoError):
+    """A part that is needed does not answer now; the same request may work later."""
+
+
+class StaleEpoch(TenutoError):
+    """A newer owner holds the session. Whoever sees this stops at once and writes nothing more."""
+
+
+class MigrationError(TenutoError):
+    """The schema and this release do not fit together."""
+
+
+class StartupError(TenutoError):
+    """The stack cannot start."""

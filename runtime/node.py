@@ -1,0 +1,125 @@
+"""`tenuto node`: runs the steps. It holds activities and sandboxes, and talks to the engine that holds the pages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from datetime import timedelta
+
+from engine.client import EngineClient
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from engine.tokens import load_chat_format
+from runtime import delivery
+from runtime.process import announce_ready, connect_temporal, start_logging, until_stopped
+from runtime.settings import Settings
+from runtime.steps import Services, Steps
+from runtime.store import Database, fleet
+from sandbox import BlobStore, Driver, choose_driver
+from workflows.contract import NODES_QUEUE, node_queue
+
+log = logging.getLogger(__name__)
+
+REAP_EVERY_S = 30.0
+BEAT_EVERY_S = 2.0
+
+
+async def serve(settings: Settings) -> None:
+    start_logging(settings.log_level)
+    boot = secrets.token_hex(6)
+    driver = await choose_driver(settings.home, settings.run_dir, settings.sandbox)
+    engine = EngineClient(settings.engine_address)
+    async with Database(settings.postgres_dsn_required) as db, engine:
+        client = await connect_temporal(settings)
+        services = Services(
+            node_id=settings.node_id,
+            boot=boot,
+            db=db,
+            engine=engine,
+            chat=await asyncio.to_thread(load_chat_format, settings.model_path),
+            driver=driver,
+            blobs=BlobStore(settings.blobs_dir),
+            volumes=settings.sandbox_volumes,
+            nvme_after_s=settings.nvme_after_s,
+        )
+        await reap(db, driver, settings.node_id)
+        await engine.ready(timeout_s=600)
+        description = await driver.describe()
+        card = engine.card.to_json()
+        await fleet.register_node(
+            db, settings.node_id, boot, node_queue(settings.node_id, boot), card, description.to_json()
+        )
+        async with _background(
+            _beat(db, settings.node_id, boot),
+            _reap_forever(db, driver, settings.node_id),
+            delivery.reconcile_forever(client, db),
+        ):
+            async with _workers(client, services):
+                announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)
+                await until_stopped()
+
+
+async def reap(db: Database, driver: Driver, node_id: str) -> list[str]:
+    """Remove every sandbox of this node that no open session holds; returns their ids."""
+    await db.execute(
+        "UPDATE sandboxes b SET state = 'released', released_at = now() FROM sessions s"
+        " WHERE b.session_id = s.session_id AND b.node_id = $1 AND b.state <> 'released'"
+        " AND s.state IN ('cancelled', 'completed')",
+        node_id,
+    )
+    found = await driver.reap(await fleet.live_sandboxes(db, node_id))
+    if found:
+        log.warning("reaped sandboxes without a session: %s", ", ".join(found))
+    return found
+
+
+async def _reap_forever(db: Database, driver: Driver, node_id: str) -> None:
+    while True:
+        await asyncio.sleep(REAP_EVERY_S)
+        try:
+            await reap(db, driver, node_id)
+        except Exception:
+            log.exception("reaping failed; trying again")
+
+
+async def _beat(db: Database, node_id: str, boot: str) -> None:
+    while True:
+        try:
+            await fleet.heartbeat(db, node_id, boot)
+        except Exception:
+            log.exception("no heartbeat; trying again")
+        await asyncio.sleep(BEAT_EVERY_S)
+
+
+@contextlib.asynccontextmanager
+async def _workers(client: Client, services: Services):  # type: ignore[no-untyped-def]
+    """One worker for steps that belong here, one for what any node may take."""
+    steps = Steps(services)
+    common = {
+        # Without this, heartbeats are throttled to 0.8 of their timeout and a cancel arrives seconds late.
+        "max_heartbeat_throttle_interval": timedelta(milliseconds=300),
+        "graceful_shutdown_timeout": timedelta(seconds=2),
+        "max_concurrent_activities": 200,
+    }
+    home = Worker(client, task_queue=node_queue(services.node_id, services.boot), activities=steps.at_home(), **common)
+    anywhere = Worker(client, task_queue=NODES_QUEUE, activities=steps.anywhere(), **common)
+    async with home, anywhere:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _background(*work):  # type: ignore[no-untyped-def]
+    tasks = [asyncio.create_task(w) for w in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Settings.load()))

@@ -1,0 +1,27 @@
+"""The Tenuto SDK: durable agent sessions that keep their KV while tools run.
+
+import tenuto
+
+with tenuto.Client() as client:
+    session = client.sessions.create(tools=["python"])
+    print(session.run("What is 12! ? Use Python.").text)
+"""
+
+from tenuto._async import AsyncClient, AsyncSession
+from tenuto._sync import Client, Session
+from tenuto.errors import APIError, ConnectionFailed, SessionFailed, TenutoError
+from tenuto.models import Event, SessionInfo, Turn
+
+__all__ = [
+    "APIError",
+    "AsyncClient",
+    "AsyncSession",
+    "Client",
+    "ConnectionFailed",
+    "Event",
+    "Session",
+    "SessionFailed",
+    "SessionInfo",
+    "TenutoError",
+    "Turn",
+]

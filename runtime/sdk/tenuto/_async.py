@@ -1,0 +1,218 @@
+"""The asyncio client: the same calls as the blocking one, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Self
+
+import httpx
+
+from tenuto import _wire
+from tenuto._sync import _body
+from tenuto.errors import ConnectionFailed
+from tenuto.models import Event, SessionInfo, Turn
+
+
+class AsyncClient:
+    """A connection to a Tenuto server. Use it as an async context manager, or await `close()`."""
+
+    def __init__(self, base_url: str | None = None, api_key: str | None = None, *, timeout_s: float = 30.0) -> None:
+        self._server = _wire.Server.find(base_url, api_key)
+        self._http = httpx.AsyncClient(
+            base_url=self._server.url, headers=self._server.headers, timeout=timeout_s, trust_env=False
+        )
+        self.sessions = AsyncSessions(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The models that the server can run, with their cards."""
+        data: list[dict[str, Any]] = (await self.get("/v1/models"))["data"]
+        return data
+
+    async def get(self, path: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return await self._send(self._http.build_request("GET", path, params=params))
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None) -> dict[str, Any]:
+        return await self._send(
+            self._http.build_request("POST", path, json=body or {}, headers=_wire.post_headers(key))
+        )
+
+    async def _send(self, request: httpx.Request) -> dict[str, Any]:
+        """Send, and again where the server was away: every request is safe to repeat."""
+        for attempt in range(_wire.ATTEMPTS):
+            last = attempt == _wire.ATTEMPTS - 1
+            try:
+                response = await self._http.send(request)
+                if response.status_code not in _wire.RETRIED_STATUS or last:
+                    _wire.raise_for(response)
+                    body: dict[str, Any] = response.json()
+                    return body
+            except httpx.TransportError as error:
+                if last:
+                    raise ConnectionFailed(f"{self._server.url} does not answer: {error}") from error
+            await asyncio.sleep(_wire.pause_before(attempt))
+        raise AssertionError("unreachable")
+
+    async def stream(self, path: str, after: int) -> AsyncIterator[Event]:
+        """Events after a position, each once and in order, across lost connections, until the session ends."""
+        failures = 0
+        while True:
+            reader = _wire.FrameReader()
+            try:
+                headers = {"Last-Event-ID": str(after)}
+                async with self._http.stream("GET", path, headers=headers, timeout=_wire.STREAM_TIMEOUT) as response:
+                    if not response.is_success:
+                        await response.aread()
+                        if response.status_code not in _wire.RETRIED_STATUS:
+                            _wire.raise_for(response)
+                    lines = response.aiter_lines() if response.is_success else _nothing()
+                    async for line in lines:
+                        event = reader.feed(line)
+                        if event is not None and event.id > after:
+                            after, failures = event.id, 0
+                            yield event
+                            if event.type in ("session.cancelled", "session.completed"):
+                                return
+            except httpx.TransportError as error:
+                if failures >= 60:
+                    raise ConnectionFailed(f"{self._server.url} does not answer: {error}") from error
+            failures += 1
+            await asyncio.sleep(min(_wire.pause_before(failures), 1.0))
+
+
+class AsyncSessions:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def create(
+        self,
+        *,
+        model: str = "",
+        system: str | None = None,
+        tools: Sequence[str | Mapping[str, Any]] = (),
+        files: Mapping[str, str] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        kv: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncSession:
+        """Create a session. `tools`: names of built-in ones, or commands of your own; `files`: its first workspace."""
+        body = _body(model, system, tools, files, limits, sampling, kv, seed)
+        made = await self._client.post("/v1/sessions", body, key=idempotency_key)
+        return AsyncSession(self._client, made["id"])
+
+    async def get(self, session_id: str) -> AsyncSession:
+        await self._client.get(f"/v1/sessions/{session_id}")
+        return AsyncSession(self._client, session_id)
+
+    async def list(self, *, limit: int = 50) -> AsyncIterator[SessionInfo]:
+        """Every session of the tenant, newest first."""
+        after: str | None = None
+        while True:
+            page = await self._client.get("/v1/sessions", {"limit": limit, **({"after": after} if after else {})})
+            for row in page["data"]:
+                yield SessionInfo.model_validate(row)
+            if not page["has_more"]:
+                return
+            after = page["last_id"]
+
+
+class AsyncSession:
+    """One durable session. Its state lives on the server; this is a handle to it."""
+
+    def __init__(self, client: AsyncClient, session_id: str) -> None:
+        self._client = client
+        self.id = session_id
+        self._path = f"/v1/sessions/{session_id}"
+
+    async def info(self) -> SessionInfo:
+        return SessionInfo.model_validate(await self._client.get(self._path))
+
+    async def send(
+        self,
+        content: str,
+        *,
+        tool_choice: str = "auto",
+        max_tool_rounds: int = 8,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Give the session a message and return its id. Once this returns, the message is never lost."""
+        body = {"content": content, "tool_choice": tool_choice, "max_tool_rounds": max_tool_rounds}
+        made = await self._client.post(f"{self._path}/events", body, key=idempotency_key)
+        message_id: str = made["id"]
+        return message_id
+
+    def stream(self, after: int = 0) -> AsyncIterator[Event]:
+        """Follow the session's events from a position on. Reconnects by itself and misses nothing."""
+        return self._client.stream(f"{self._path}/events/stream", after)
+
+    async def run(self, content: str, *, tool_choice: str = "auto", max_tool_rounds: int = 8) -> Turn:
+        """Send a message and wait until the session rests again. Raises SessionFailed."""
+        after = await self.position()
+        turn = _wire.TurnReader(await self.send(content, tool_choice=tool_choice, max_tool_rounds=max_tool_rounds))
+        async for event in self.stream(after):
+            turn.feed(event)
+            if turn.done:
+                break
+        return turn.result()
+
+    async def events(self, after: int = 0) -> list[Event]:
+        """Every event after a position, up to now."""
+        found: list[Event] = []
+        while True:
+            page = await self._client.get(f"{self._path}/events", {"after": after, "limit": 1000})
+            found.extend(Event.model_validate(row) for row in page["data"])
+            if not page["has_more"]:
+                return found
+            after = page["last_id"]
+
+    async def position(self) -> int:
+        """The position of the last event."""
+        events = await self.events()
+        return events[-1].id if events else 0
+
+    async def steps(self) -> list[dict[str, Any]]:
+        return await self._list("steps")
+
+    async def attempts(self) -> list[dict[str, Any]]:
+        return await self._list("attempts")
+
+    async def checkpoints(self) -> list[dict[str, Any]]:
+        return await self._list("checkpoints")
+
+    async def token_ids(self) -> list[int]:
+        """The transcript's token ids."""
+        return [token for segment in await self._list("transcript") for token in segment["token_ids"]]
+
+    async def kv(self) -> dict[str, Any]:
+        """Where the session's KV was last seen."""
+        return await self._client.get(f"{self._path}/kv")
+
+    async def cancel(self, *, wait: bool = True) -> SessionInfo:
+        """Stop the session and free what it holds; with `wait`, return once that is true."""
+        info = SessionInfo.model_validate(await self._client.post(f"{self._path}/cancel"))
+        if wait and info.state == "cancelling":
+            async for _ in self.stream():
+                pass
+            info = await self.info()
+        return info
+
+    async def _list(self, what: str) -> list[dict[str, Any]]:
+        data: list[dict[str, Any]] = (await self._client.get(f"{self._path}/{what}"))["data"]
+        return data
+
+
+async def _nothing() -> AsyncIterator[str]:
+    no_lines: tuple[str, ...] = ()
+    for line in no_lines:
+        yield line

@@ -1,0 +1,45 @@
+"""Values that the SDK returns. Fields that a newer server adds are kept in `model_extra`."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Event(_Open):
+    """One event of a session's log. `id` is its position: give it back as a cursor."""
+
+    id: int
+    type: str
+    created_at: datetime.datetime
+    data: dict[str, Any]
+    step: int | None = None
+    attempt: int | None = None
+
+
+class SessionInfo(_Open):
+    id: str
+    state: str
+    model: str
+    seed: int
+    epoch: int
+    tokens: int = 0
+    error: dict[str, Any] | None = None
+
+
+class Turn(BaseModel):
+    """What one message led to. `outcome`: final, or incomplete where the answer was cut off at its token limit."""
+
+    text: str
+    outcome: str
+    events: list[Event]
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        return [event.data for event in self.events if event.type == "tool.settled"]

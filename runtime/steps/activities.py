@@ -1,0 +1,115 @@
+"""Activities by name. Each opens an attempt, does its work in a module of its own, and ends in a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from temporalio import activity
+
+from runtime.errors import Unavailable
+from runtime.steps import closing, inputs, thinking, tooling
+from runtime.steps.errors import told_to_the_workflow
+from runtime.steps.services import Services
+from runtime.store import sessions, steps
+from workflows import contract
+from workflows.contract import (
+    FailIn,
+    FinishIn,
+    InputIn,
+    PlaceIn,
+    Placement,
+    Progress,
+    StepIn,
+    StepOut,
+    ThinkIn,
+)
+
+HEARTBEAT_EVERY_S = 0.5
+
+
+class Steps:
+    """The node's activities. `all()` is what a Temporal worker registers."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def anywhere(self) -> list[Callable[..., Any]]:
+        """Activities that any node may take, from the common queue."""
+        return [self.place, self.fail, self.finish]
+
+    def at_home(self) -> list[Callable[..., Any]]:
+        """Activities of the node that holds the session, from its own queue."""
+        return [self.take_input, self.think, self.run_tools]
+
+    @activity.defn(name=contract.PLACE)
+    @told_to_the_workflow
+    async def place(self, what: PlaceIn) -> Placement:
+        """Take the session over once the engine answers; say where its record stands."""
+        s = self._services
+        async with heartbeats():
+            if not await s.engine.ready(timeout_s=60):
+                raise Unavailable("the engine does not answer")
+            session = await sessions.place(s.db, what.session_id, s.node_id, s.boot)
+            queue = contract.node_queue(s.node_id, s.boot)
+            return Placement(s.node_id, queue, session.epoch, await self._progress(what.session_id))
+
+    @activity.defn(name=contract.TAKE_INPUT)
+    @told_to_the_workflow
+    async def take_input(self, what: InputIn) -> StepOut:
+        async with heartbeats():
+            await inputs.take(self._services, what, execution())
+            return StepOut(await self._progress(what.session_id))
+
+    @activity.defn(name=contract.THINK)
+    @told_to_the_workflow
+    async def think(self, what: ThinkIn) -> StepOut:
+        async with heartbeats():
+            await thinking.think(self._services, what, execution())
+            return StepOut(await self._progress(what.session_id))
+
+    @activity.defn(name=contract.RUN_TOOLS)
+    @told_to_the_workflow
+    async def run_tools(self, what: StepIn) -> StepOut:
+        async with heartbeats():
+            await tooling.run_tools(self._services, what, execution())
+            return StepOut(await self._progress(what.session_id))
+
+    @activity.defn(name=contract.FAIL)
+    @told_to_the_workflow
+    async def fail(self, what: FailIn) -> StepOut:
+        await sessions.fail(self._services.db, what.session_id, what.message)
+        return StepOut(await self._progress(what.session_id))
+
+    @activity.defn(name=contract.FINISH)
+    @told_to_the_workflow
+    async def finish(self, what: FinishIn) -> None:
+        async with heartbeats():
+            await closing.finish(self._services, what)
+
+    async def _progress(self, session_id: str) -> Progress:
+        return await self._services.db.run(lambda c: steps.progress(c, session_id))
+
+
+def execution() -> str:
+    """A name for this execution of the activity, so that a write repeated within it is seen as one."""
+    info = activity.info()
+    return f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}"
+
+
+@contextlib.asynccontextmanager
+async def heartbeats() -> AsyncIterator[None]:
+    """Tell Temporal that this attempt lives, whatever the work waits for. Cancellation arrives the same way."""
+
+    async def beat() -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(HEARTBEAT_EVERY_S)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()

@@ -1,0 +1,25 @@
+"""End a session: its processes are dead, its pages free, and then the row says so."""
+
+from __future__ import annotations
+
+from runtime.errors import NotFound
+from runtime.steps.boxes import release_box
+from runtime.steps.services import Services
+from runtime.store import fleet, sessions
+from workflows.contract import FinishIn
+
+
+async def finish(s: Services, what: FinishIn) -> None:
+    try:
+        # Raising the epoch first makes every other writer of this session stop.
+        session = await sessions.place(s.db, what.session_id, s.node_id, s.boot)
+    except NotFound:
+        return
+    had_sandbox = await release_box(s, what.session_id)
+    salt = session.salt.hex()
+    receipt = await s.engine.kv(intent="drop", session=what.session_id, epoch=session.epoch, salt=salt)
+    keys = await fleet.private_pages(s.db, what.session_id)
+    deleted = await s.engine.delete_keys(keys)
+    await fleet.note_residency(s.db, what.session_id, session.tenant_id, "none", {})
+    freed = {"pages": receipt["pages"] + deleted["pages"], "sandboxes": int(had_sandbox)}
+    await sessions.finish(s.db, what.session_id, what.how, freed)

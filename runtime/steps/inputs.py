@@ -1,0 +1,50 @@
+"""Take a message into the transcript: tokenised once, here, and never again."""
+
+from __future__ import annotations
+
+from runtime.config import SessionConfig
+from runtime.errors import InvalidRequest
+from runtime.specs import tool_specs
+from runtime.steps import checkpoints
+from runtime.steps.services import Services
+from runtime.store import sessions, steps
+from runtime.store.values import Segment
+from sandbox import seed_workspace
+from workflows.contract import InputIn
+from workflows.states import Event as Move
+
+
+async def take(s: Services, what: InputIn, execution: str) -> None:
+    """Raises InvalidRequest if the transcript would not fit into the model's context."""
+    session = await sessions.get(s.db, what.session_id)
+    config = SessionConfig.model_validate(session.config)
+    row = await s.db.fetchrow("SELECT content FROM messages WHERE message_id = $1", what.message_id)
+    if row is None:
+        raise InvalidRequest(f"there is no message {what.message_id}")
+    owner = s.owner(what.session_id, what.epoch)
+    attempt = await steps.begin(
+        s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=what.message_id
+    )
+    if attempt.done is not None:
+        return
+    before = await steps.transcript(s.db, what.session_id, what.step_no)
+    segments = [] if before else [Segment("scaffold", s.chat.opening(config.system, tool_specs(config)))]
+    segments.append(Segment("message", s.chat.user(row["content"])))
+    after = [*before, *(token for segment in segments for token in segment.token_ids)]
+    if len(after) >= s.engine.card.context_length:
+        raise InvalidRequest(
+            f"the transcript would have {len(after)} tokens, the model's context holds"
+            f" {s.engine.card.context_length}; send less or start a new session",
+            code="context_length_exceeded",
+        )
+    root = await checkpoints.workspace_root(s, what.session_id) or seed_workspace(
+        {name: text.encode() for name, text in config.files.items()}, s.blobs
+    )
+    await steps.complete(
+        s.db,
+        owner,
+        attempt,
+        segments=segments,
+        output={"outcome": "input", "message_id": what.message_id, "tokens": len(after) - len(before)},
+        checkpoint=await checkpoints.make(s, what.session_id, after, root),
+    )

@@ -1,0 +1,192 @@
+"""One think: sampled tokens made durable as they come, resumed after the last durable one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from engine.client import Generation
+
+from engine.tokens import Parsed, StreamDecoder, tool_grammar
+from runtime.config import SessionConfig
+from runtime.specs import tool_specs
+from runtime.steps import checkpoints
+from runtime.steps.services import Services
+from runtime.store import events, fleet, sessions, steps
+from runtime.store.values import Attempt, Event, Owner, Segment
+from workflows.contract import ThinkIn
+from workflows.states import Event as Move
+
+FLUSH_EVERY_S = 0.04
+
+
+async def think(s: Services, what: ThinkIn, execution: str) -> None:
+    session = await sessions.get(s.db, what.session_id)
+    config = SessionConfig.model_validate(session.config)
+    owner = s.owner(what.session_id, what.epoch)
+    opening = Segment("scaffold", s.chat.assistant_open())
+    attempt = await steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening)
+    if attempt.done is not None:
+        return
+    before = await steps.transcript(s.db, what.session_id, what.step_no)
+    prompt = [*before, *opening.token_ids]
+    sampled = attempt.model_tokens
+    finish: dict[str, Any] = {"finish_reason": "stop", "resumed": True}
+    try:
+        if not _ended(s, sampled, config):
+            finish = await _generate(s, owner, attempt, config, what.tool_choice, prompt, sampled)
+    except asyncio.CancelledError:
+        await asyncio.shield(steps.abandon(s.db, owner, attempt, "cancelled", "the think was cancelled"))
+        raise
+    await _complete(s, owner, attempt, config, before, sampled, finish, what.tool_choice)
+
+
+def _ended(s: Services, sampled: list[int], config: SessionConfig) -> bool:
+    return bool(sampled) and (
+        sampled[-1] in s.engine.card.eos_token_ids or len(sampled) >= config.limits.max_think_tokens
+    )
+
+
+async def _generate(
+    s: Services,
+    owner: Owner,
+    attempt: Attempt,
+    config: SessionConfig,
+    tool_choice: str,
+    prompt: list[int],
+    sampled: list[int],
+) -> dict[str, Any]:
+    """Run the engine from the last durable token; `sampled` grows as tokens become durable."""
+    generation = await s.engine.generate(
+        session=owner.session_id,
+        epoch=owner.epoch,
+        token_ids=[*prompt, *sampled],
+        max_tokens=min(
+            config.limits.max_think_tokens - len(sampled),
+            s.engine.card.context_length - len(prompt) - len(sampled),
+        ),
+        sampling={**config.sampling.model_dump(), "seed": attempt.session.seed},
+        grammar=tool_grammar(tool_specs(config), tool_choice),
+        replay=len(sampled),
+        salt=attempt.session.salt.hex(),
+        known_tokens=await _known_tokens(s, owner.session_id, len(sampled)),
+    )
+    try:
+        await _drain(s, owner, attempt, generation, sampled)
+    finally:
+        await generation.close()
+    return {**generation.done, "kv": generation.prefill}
+
+
+async def _drain(s: Services, owner: Owner, attempt: Attempt, generation: Generation, sampled: list[int]) -> None:
+    """Append what the engine streams, at most once per FLUSH_EVERY_S; the engine never waits for Postgres."""
+    decoder = StreamDecoder(s.chat.tokenizer)
+    for token in sampled:
+        decoder.push([token])
+    waiting: list[int] = []
+    arrived = asyncio.Event()
+
+    async def receive() -> None:
+        try:
+            async for ids in generation:
+                waiting.extend(ids)
+                arrived.set()
+        finally:
+            arrived.set()
+
+    receiving = asyncio.create_task(receive())
+    told = False
+    try:
+        while not (receiving.done() and not waiting):
+            await arrived.wait()
+            arrived.clear()
+            if not told and generation.prefill is not None:
+                told = True
+                await _tell_source(s, owner, attempt, generation.prefill)
+            batch = waiting[:]
+            del waiting[: len(batch)]
+            if batch:
+                started = time.monotonic()
+                await steps.append_tokens(s.db, owner, attempt, len(sampled), batch, decoder.push(batch))
+                sampled.extend(batch)
+                if not receiving.done():
+                    await asyncio.sleep(max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
+        await receiving
+    finally:
+        receiving.cancel()
+        with contextlib.suppress(BaseException):
+            await receiving
+
+
+async def _tell_source(s: Services, owner: Owner, attempt: Attempt, prefill: dict[str, int]) -> None:
+    """Say where the session's KV came from: restored tokens equal never-evicted ones, recomputed ones are named."""
+    notes = []
+    if restored := prefill["host"] + prefill["nvme"]:
+        notes.append(Event("kv.restored", {"tokens": restored, "host": prefill["host"], "nvme": prefill["nvme"]}))
+    if prefill["recomputed"]:
+        notes.append(Event("kv.recomputed", {"tokens": prefill["recomputed"]}))
+    if notes:
+        await events.write(s.db, owner.session_id, notes, epoch=owner.epoch, step_no=attempt.step_no)
+    await fleet.note_residency(s.db, owner.session_id, attempt.session.tenant_id, "device", prefill)
+
+
+async def _known_tokens(s: Services, session_id: str, sampled: int) -> int:
+    """How many tokens of the prompt had KV once: all up to the last think, and this one's own if it was resumed."""
+    row = await s.db.fetchrow(
+        "SELECT token_start + token_count AS until FROM steps"
+        " WHERE session_id = $1 AND kind = 'think' AND state = 'completed' ORDER BY step_no DESC LIMIT 1",
+        session_id,
+    )
+    if sampled:
+        running = await s.db.fetchrow(
+            "SELECT token_start FROM steps WHERE session_id = $1 AND state = 'running'", session_id
+        )
+        if running is not None:
+            return int(running["token_start"]) + sampled
+    return int(row["until"]) if row else 0
+
+
+async def _complete(
+    s: Services,
+    owner: Owner,
+    attempt: Attempt,
+    config: SessionConfig,
+    before: list[int],
+    sampled: list[int],
+    finish: dict[str, Any],
+    tool_choice: str,
+) -> None:
+    parsed = s.chat.parse_assistant(sampled)
+    closing = [] if sampled and sampled[-1] in s.engine.card.eos_token_ids else [s.engine.card.eos_token_ids[0]]
+    closing += s.chat.assistant_close()
+    outcome = _outcome(parsed, tool_choice)
+    after = [*before, *s.chat.assistant_open(), *sampled, *closing]
+    state = await s.engine.kv_state(session=owner.session_id)
+    output = {
+        "outcome": outcome,
+        "text": parsed.text,
+        "calls": [{"name": c.name, "arguments": c.arguments} for c in parsed.calls] if outcome == "tools" else [],
+        "sampled": len(sampled),
+        **finish,
+    }
+    await steps.complete(
+        s.db,
+        owner,
+        attempt,
+        segments=[Segment("scaffold", closing)],
+        output=output,
+        checkpoint=await checkpoints.make(
+            s, owner.session_id, after, await checkpoints.workspace_root(s, owner.session_id), state["keys"]
+        ),
+        notes=[Event("message.completed", {"text": parsed.text, "outcome": outcome})],
+        to=None if outcome == "tools" else Move.REST,
+    )
+
+
+def _outcome(parsed: Parsed, tool_choice: str) -> str:
+    """final, tools, or incomplete: a call that was cut off is never executed."""
+    if not parsed.complete:
+        return "incomplete"
+    return "tools" if parsed.calls and tool_choice != "none" else "final"

@@ -1,0 +1,75 @@
+"""A pool that outlives its server: work is repeated when the connection is lost, so it must be safe to repeat."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar
+
+import asyncpg
+
+from runtime.errors import Unavailable
+
+T = TypeVar("T")
+
+_LOST = (
+    OSError,
+    asyncio.TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.InterfaceError,
+)
+_COLLIDED = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+
+
+class Database:
+    """A connection pool. `patience_s`: how long work waits for a server that is away before `Unavailable`."""
+
+    def __init__(self, dsn: str, *, size: int = 8, patience_s: float = 60.0) -> None:
+        self.dsn = dsn
+        self._size = size
+        self._patience_s = patience_s
+        self._pool: asyncpg.Pool | None = None
+
+    async def __aenter__(self) -> Self:
+        self._pool = await asyncpg.create_pool(
+            self.dsn, min_size=0, max_size=self._size, init=_set_codecs, command_timeout=30, timeout=10
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+
+    async def run(self, work: Callable[[asyncpg.Connection], Awaitable[T]], *, patience_s: float | None = None) -> T:
+        """`work` in one transaction. A lost connection leaves it open whether the commit happened, hence the
+        rule that work must notice that it was already done."""
+        assert self._pool is not None, "open the database with `async with`"
+        deadline = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        pause = 0.05
+        while True:
+            try:
+                async with self._pool.acquire() as connection, connection.transaction():
+                    return await work(connection)
+            except (*_LOST, *_COLLIDED) as error:
+                if time.monotonic() + pause > deadline:
+                    raise Unavailable(f"Postgres does not answer: {error}") from error
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    async def fetch(self, sql: str, *args: Any, patience_s: float | None = None) -> list[asyncpg.Record]:
+        return await self.run(lambda c: c.fetch(sql, *args), patience_s=patience_s)
+
+    async def fetchrow(self, sql: str, *args: Any) -> asyncpg.Record | None:
+        return await self.run(lambda c: c.fetchrow(sql, *args))
+
+    async def execute(self, sql: str, *args: Any) -> None:
+        await self.run(lambda c: c.execute(sql, *args))
+
+
+async def _set_codecs(connection: asyncpg.Connection) -> None:
+    await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")

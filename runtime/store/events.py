@@ -1,0 +1,76 @@
+"""The event log of a session: one order, allocated under the session's row lock, committed rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from runtime.errors import StaleEpoch
+from runtime.store.database import Database
+from runtime.store.values import Event
+
+CHANNEL = "tenuto_events"
+
+
+async def append(
+    connection: asyncpg.Connection,
+    session_id: str,
+    events: Sequence[Event],
+    *,
+    epoch: int | None = None,
+    step_no: int | None = None,
+    attempt_no: int | None = None,
+) -> int:
+    """Write `events` and return the position after the last one. With an epoch the write is fenced (StaleEpoch)."""
+    row = await connection.fetchrow(
+        "UPDATE sessions SET next_pos = next_pos + $2, updated_at = now()"
+        " WHERE session_id = $1 AND ($3::bigint IS NULL OR epoch = $3) RETURNING next_pos, tenant_id",
+        session_id,
+        len(events),
+        epoch,
+    )
+    if row is None:
+        raise StaleEpoch(f"session {session_id} is no longer held at epoch {epoch}")
+    first = row["next_pos"] - len(events)
+    await connection.executemany(
+        "INSERT INTO events (session_id, pos, tenant_id, type, step_no, attempt_no, data)"
+        " VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        [
+            (session_id, first + i, row["tenant_id"], e.type, step_no, attempt_no, dict(e.data))
+            for i, e in enumerate(events)
+        ],
+    )
+    await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, session_id)
+    return int(row["next_pos"])
+
+
+async def write(db: Database, session_id: str, events: Sequence[Event], *, epoch: int, step_no: int) -> None:
+    """Events that only inform (KV moves, sandbox life): after a lost connection one may stand twice."""
+    await db.run(lambda c: append(c, session_id, events, epoch=epoch, step_no=step_no))
+
+
+async def read(db: Database, session_id: str, after: int, limit: int) -> list[dict[str, Any]]:
+    rows = await db.fetch(
+        "SELECT pos, type, step_no, attempt_no, data, created_at FROM events"
+        " WHERE session_id = $1 AND pos > $2 ORDER BY pos LIMIT $3",
+        session_id,
+        after,
+        limit,
+    )
+    return [as_json(row) for row in rows]
+
+
+def as_json(row: asyncpg.Record) -> dict[str, Any]:
+    body = {
+        "id": row["pos"],
+        "type": row["type"],
+        "created_at": row["created_at"].isoformat(),
+        "data": row["data"],
+    }
+    if row["step_no"] is not None:
+        body["step"] = row["step_no"]
+    if row["attempt_no"] is not None:
+        body["attempt"] = row["attempt_no"]
+    return body

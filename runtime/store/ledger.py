@@ -1,0 +1,209 @@
+"""The tool ledger: claim, run, settle. A call that settled never runs again; one that may have run says so."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from runtime.errors import StaleEpoch, TenutoError
+from runtime.store import events
+from runtime.store.database import Database
+from runtime.store.sessions import locked
+from runtime.store.values import Attempt, Event, Owner
+
+LEASE_S = 30
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool call of a step. `key` names it everywhere: ledger, sandbox journal, the tool's environment."""
+
+    call_no: int
+    name: str
+    arguments: Mapping[str, Any]
+    effect: str
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(json.dumps([self.name, self.arguments], sort_keys=True).encode()).digest()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`result` is set if the call has settled; `runs` counts the runs begun so far, the last one in `sandbox_id`."""
+
+    result: Mapping[str, Any] | None
+    output: bytes
+    snapshot_before: str
+    snapshot_after: str | None
+    runs: int
+    sandbox_id: str | None
+
+
+def call_key(session_id: str, step_no: int, call_no: int) -> str:
+    return f"{session_id}/{step_no}/{call_no}"
+
+
+async def claim(db: Database, owner: Owner, attempt: Attempt, call: Call, snapshot_before: str) -> Claim:
+    """Claim a call for this owner. Raises StaleEpoch; TenutoError if the same place held another call."""
+    place = (owner.session_id, attempt.step_no, call.call_no)
+
+    async def work(connection: asyncpg.Connection) -> Claim:
+        session = await locked(connection, owner.session_id, owner.epoch)
+        made = await connection.fetchval(
+            "INSERT INTO tool_calls (session_id, step_no, call_no, tenant_id, name, arguments, argument_digest, effect,"
+            " fence, owner, lease_until, snapshot_before)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, now() + make_interval(secs => $11), $12)"
+            " ON CONFLICT DO NOTHING RETURNING true",
+            *place,
+            session.tenant_id,
+            call.name,
+            dict(call.arguments),
+            call.digest,
+            call.effect,
+            owner.epoch,
+            owner.node_boot,
+            LEASE_S,
+            snapshot_before,
+        )
+        row = await connection.fetchrow(
+            "SELECT * FROM tool_calls WHERE session_id = $1 AND step_no = $2 AND call_no = $3 FOR UPDATE",
+            *place,
+        )
+        if row["argument_digest"] != call.digest:
+            raise TenutoError(f"call {call_key(*place)} was recorded with other arguments; the transcript was altered")
+        if made:
+            requested = Event(
+                "tool.requested", {"call": call.call_no, "name": call.name, "arguments": dict(call.arguments)}
+            )
+            await events.append(
+                connection,
+                owner.session_id,
+                [requested],
+                step_no=attempt.step_no,
+                attempt_no=attempt.attempt_no,
+            )
+        elif row["status"] != "settled":
+            await connection.execute(
+                "UPDATE tool_calls SET fence = $4, owner = $5, lease_until = now() + make_interval(secs => $6)"
+                " WHERE session_id = $1 AND step_no = $2 AND call_no = $3",
+                *place,
+                owner.epoch,
+                owner.node_boot,
+                LEASE_S,
+            )
+        return Claim(
+            row["result"],
+            row["output"] or b"",
+            row["snapshot_before"],
+            row["snapshot_after"],
+            row["runs"],
+            row["sandbox_id"],
+        )
+
+    return await db.run(work)
+
+
+async def note_run(db: Database, owner: Owner, attempt: Attempt, call: Call, runs: int, sandbox_id: str) -> None:
+    """Record, before it happens, that the call begins its run number `runs` in a sandbox."""
+
+    async def work(connection: asyncpg.Connection) -> None:
+        await locked(connection, owner.session_id, owner.epoch)
+        moved = await connection.fetchval(
+            "UPDATE tool_calls SET runs = $4, sandbox_id = $5"
+            " WHERE session_id = $1 AND step_no = $2 AND call_no = $3 AND runs < $4 RETURNING true",
+            owner.session_id,
+            attempt.step_no,
+            call.call_no,
+            runs,
+            sandbox_id,
+        )
+        if moved:
+            started = Event("tool.started", {"call": call.call_no, "name": call.name, "run": runs})
+            await events.append(
+                connection,
+                owner.session_id,
+                [started],
+                step_no=attempt.step_no,
+                attempt_no=attempt.attempt_no,
+            )
+
+    await db.run(work)
+
+
+async def settle(
+    db: Database,
+    owner: Owner,
+    attempt: Attempt,
+    call: Call,
+    result: Mapping[str, Any],
+    output: bytes,
+    snapshot_after: str,
+) -> None:
+    """Record the outcome. A repeat is a no-op; an older owner is refused (StaleEpoch)."""
+
+    async def work(connection: asyncpg.Connection) -> None:
+        await locked(connection, owner.session_id, owner.epoch)
+        moved = await connection.fetchval(
+            "UPDATE tool_calls SET status = 'settled', result = $5, output = $6, snapshot_after = $7,"
+            " settled_at = now() WHERE session_id = $1 AND step_no = $2 AND call_no = $3 AND fence = $4"
+            " AND status <> 'settled' RETURNING true",
+            owner.session_id,
+            attempt.step_no,
+            call.call_no,
+            owner.epoch,
+            dict(result),
+            output,
+            snapshot_after,
+        )
+        if moved:
+            preview = output[:2000].decode("utf-8", "replace")
+            settled = Event("tool.settled", {"call": call.call_no, "name": call.name, **result, "preview": preview})
+            await events.append(
+                connection,
+                owner.session_id,
+                [settled],
+                step_no=attempt.step_no,
+                attempt_no=attempt.attempt_no,
+            )
+            return
+        status = await connection.fetchval(
+            "SELECT status FROM tool_calls WHERE session_id = $1 AND step_no = $2 AND call_no = $3",
+            owner.session_id,
+            attempt.step_no,
+            call.call_no,
+        )
+        if status != "settled":
+            raise StaleEpoch(f"call {call.call_no} of step {attempt.step_no} was claimed by a newer owner")
+
+    await db.run(work)
+
+
+async def mark_unknown(db: Database, owner: Owner, attempt: Attempt, call: Call) -> None:
+    """The call may or may not have taken effect, and must not run again by itself."""
+
+    async def work(connection: asyncpg.Connection) -> None:
+        await locked(connection, owner.session_id, owner.epoch)
+        moved = await connection.fetchval(
+            "UPDATE tool_calls SET status = 'outcome_unknown'"
+            " WHERE session_id = $1 AND step_no = $2 AND call_no = $3 AND status = 'pending' RETURNING true",
+            owner.session_id,
+            attempt.step_no,
+            call.call_no,
+        )
+        if moved:
+            unknown = Event("tool.outcome_unknown", {"call": call.call_no, "name": call.name})
+            await events.append(
+                connection,
+                owner.session_id,
+                [unknown],
+                step_no=attempt.step_no,
+                attempt_no=attempt.attempt_no,
+            )
+
+    await db.run(work)

@@ -1,0 +1,122 @@
+"""What the workflow asks of a node: activity names with their frozen inputs and outputs.
+
+`runtime/steps.py` implements these under the same names. Temporal carries references only: ids, step numbers,
+phases. Everything of any size lies in Postgres.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SESSIONS_QUEUE = "sessions"
+NODES_QUEUE = "nodes"
+
+PLACE = "place"
+TAKE_INPUT = "take_input"
+THINK = "think"
+RUN_TOOLS = "run_tools"
+FAIL = "fail"
+FINISH = "finish"
+
+
+class ErrorType:
+    """`ApplicationError.type` of what an activity raises. All but REFUSED are answered by a new placement."""
+
+    ENGINE_LOST = "EngineLost"
+    SANDBOX_LOST = "SandboxLost"
+    STALE_EPOCH = "StaleEpoch"
+    DRAINING = "Draining"
+    REFUSED = "Refused"  # the request itself is at fault: the session fails with its message
+
+
+MOVE_ON = frozenset({ErrorType.ENGINE_LOST, ErrorType.SANDBOX_LOST, ErrorType.STALE_EPOCH, ErrorType.DRAINING})
+
+
+def workflow_id(session_id: str) -> str:
+    return f"session/{session_id}"
+
+
+def node_queue(node_id: str, boot: str) -> str:
+    return f"node-{node_id}-{boot}"
+
+
+@dataclass(frozen=True)
+class PlaceIn:
+    session_id: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the record stands: enough to decide what comes next, after any crash."""
+
+    step_no: int = 0  # the last step that ended, 0 for none
+    kind: str = ""  # input, think, tool; or failed: it ended without a checkpoint, and the session rests
+    outcome: str = ""  # of a think: final, tools, incomplete
+    rounds: int = 0  # tool rounds since the last input
+    tool_choice: str = "auto"  # of the last input: auto, none, required or a tool's name
+    max_tool_rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A session's home: the queue of the node that holds its KV and sandbox, and the epoch of this ownership."""
+
+    node_id: str
+    queue: str
+    epoch: int
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class StepIn:
+    session_id: str
+    epoch: int
+    step_no: int
+
+
+@dataclass(frozen=True)
+class InputIn:
+    session_id: str
+    epoch: int
+    step_no: int
+    message_id: str
+
+
+@dataclass(frozen=True)
+class ThinkIn:
+    session_id: str
+    epoch: int
+    step_no: int
+    tool_choice: str
+
+
+@dataclass(frozen=True)
+class StepOut:
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class FinishIn:
+    session_id: str
+    how: str  # cancelled or completed
+
+
+@dataclass(frozen=True)
+class FailIn:
+    session_id: str
+    message: str
+
+
+@dataclass
+class SessionState:
+    """Everything of a session that must survive continue-as-new."""
+
+    session_id: str
+    placement: Placement | None = None
+    progress: Progress = field(default_factory=Progress)
+    inbox: list[str] = field(default_factory=list)  # message ids
+    seen: list[str] = field(default_factory=list)  # the most recent ids, so that a repeated delivery is a no-op
+    ending: str = ""  # "", cancelled or completed
+    failed: bool = False
+    updates: int = 0  # in this run
+    max_events: int = 1500  # continue as new beyond this many history events

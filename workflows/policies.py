@@ -1,0 +1,34 @@
+"""Pure decisions of the session: what comes next, and what a lost activity means."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from workflows.contract import Progress
+
+SEEN_KEPT = 500
+MAX_UPDATES = 1000  # Temporal refuses the 2,000th of a run
+
+
+class Next(StrEnum):
+    THINK = "think"
+    TOOLS = "tools"
+    REST = "rest"
+
+
+def next_action(progress: Progress) -> Next:
+    """What follows the last completed step. A truncated call is never executed: the session rests instead."""
+    if progress.kind in ("input", "tool"):
+        return Next.THINK
+    if progress.kind == "think" and progress.outcome == "tools":
+        return Next.TOOLS
+    return Next.REST
+
+
+def tool_choice_now(progress: Progress) -> str:
+    """The choice for the next think: as asked until the rounds are used up, then an answer without tools."""
+    return "none" if progress.rounds >= progress.max_tool_rounds else progress.tool_choice
+
+
+def after_input(step_no: int, tool_choice: str, max_tool_rounds: int) -> Progress:
+    return Progress(step_no=step_no, kind="input", tool_choice=tool_choice, max_tool_rounds=max_tool_rounds)

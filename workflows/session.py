@@ -1,0 +1,237 @@
+"""The session workflow: decides and schedules, carries references only.
+
+A run may end at any step boundary (continue-as-new) or be lost altogether: `place` reads the record in Postgres
+and says where to go on, so a fresh run continues at the step that was not completed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    TimeoutError,
+    TimeoutType,
+    is_cancelled_exception,
+)
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import contract
+    from workflows.contract import (
+        FailIn,
+        FinishIn,
+        InputIn,
+        PlaceIn,
+        Placement,
+        SessionState,
+        StepIn,
+        StepOut,
+        ThinkIn,
+    )
+    from workflows.policies import MAX_UPDATES, SEEN_KEPT, Next, next_action, tool_choice_now
+
+_ONCE = RetryPolicy(maximum_attempts=1)
+_KEEP_TRYING = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
+_START_TO_CLOSE = timedelta(minutes=30)
+_HEARTBEAT = timedelta(seconds=5)
+# Two seconds gave false host losses under load; ten did not.
+_SCHEDULE_TO_START = timedelta(seconds=10)
+
+
+class _Refused(Exception):
+    """The step cannot be done as asked; the session fails with this message."""
+
+
+@workflow.defn(name="Session")
+class SessionWorkflow:
+    @workflow.init
+    def __init__(self, state: SessionState) -> None:
+        self.state = state
+        self._running: asyncio.Task[Any] | None = None
+
+    @workflow.run
+    async def run(self, state: SessionState) -> str:
+        if self.state.placement is None and not self.state.ending:
+            await self._guarded(self._place())
+        while not self.state.ending:
+            await self._guarded(self._advance())
+            await workflow.wait_condition(lambda: self._has_work() or self._run_is_long())
+            if self._run_is_long() and not self.state.ending:
+                await workflow.wait_condition(workflow.all_handlers_finished)
+                self.state.updates = 0
+                workflow.continue_as_new(self.state)
+        await self._finish()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return self.state.ending
+
+    # What other processes say to the session -------------------------------------------------------------
+
+    @workflow.update
+    async def deliver(self, message_id: str) -> bool:
+        """Queue an accepted message. The update's id is the message's id; a repeat is a no-op (False)."""
+        self.state.updates += 1
+        if message_id in self.state.seen:
+            return False
+        self.state.seen = [*self.state.seen, message_id][-SEEN_KEPT:]
+        self.state.inbox.append(message_id)
+        return True
+
+    @deliver.validator
+    def _refuse_when_ending(self, message_id: str) -> None:
+        if self.state.ending:
+            raise ValueError(f"the session is being {self.state.ending}; it takes no more messages")
+
+    @workflow.update
+    async def end(self, how: str) -> str:
+        """Cancel or complete: whatever runs is cancelled first. Idempotent."""
+        self.state.updates += 1
+        if not self.state.ending:
+            self.state.ending = how
+            if self._running is not None:
+                self._running.cancel()
+        return self.state.ending
+
+    @workflow.query
+    def status(self) -> dict[str, Any]:
+        placement, progress = self.state.placement, self.state.progress
+        return {
+            "step_no": progress.step_no,
+            "next": str(next_action(progress)),
+            "node": placement.node_id if placement else None,
+            "epoch": placement.epoch if placement else 0,
+            "inbox": len(self.state.inbox),
+            "ending": self.state.ending,
+            "failed": self.state.failed,
+        }
+
+    # One step after the other ----------------------------------------------------------------------------
+
+    def _has_work(self) -> bool:
+        return bool(self.state.ending or self.state.inbox)
+
+    def _run_is_long(self) -> bool:
+        info = workflow.info()
+        return (
+            info.get_current_history_length() > self.state.max_events
+            or info.is_continue_as_new_suggested()
+            or self.state.updates > MAX_UPDATES
+        )
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        """Run until it is done, refused (the session fails, and lives on) or cancelled by `end`."""
+        self._running = asyncio.ensure_future(work)
+        try:
+            await self._running
+        except _Refused as refusal:
+            self.state.failed = True
+            failed: StepOut = await self._anywhere(contract.FAIL, FailIn(self.state.session_id, str(refusal)), StepOut)
+            self.state.progress = failed.progress
+        except BaseException as error:
+            if not (self.state.ending and (is_cancelled_exception(error) or isinstance(error, asyncio.CancelledError))):
+                raise
+        finally:
+            self._running = None
+
+    async def _advance(self) -> None:
+        """Steps until the session rests and its inbox is empty, or the run has grown long."""
+        session_id = self.state.session_id
+        while not self.state.ending and not self._run_is_long():
+            action = next_action(self.state.progress)
+            if action is Next.REST or self.state.failed:
+                if not self.state.inbox:
+                    return
+                self.state.failed = False
+                await self._take_input()
+            elif action is Next.THINK:
+                await self._step(
+                    contract.THINK,
+                    lambda epoch, n: ThinkIn(session_id, epoch, n, tool_choice_now(self.state.progress)),
+                )
+            else:
+                await self._step(contract.RUN_TOOLS, lambda epoch, n: StepIn(session_id, epoch, n))
+
+    async def _take_input(self) -> None:
+        session_id, message_id = self.state.session_id, self.state.inbox[0]
+        try:
+            await self._step(contract.TAKE_INPUT, lambda epoch, n: InputIn(session_id, epoch, n, message_id))
+        except _Refused:
+            self.state.inbox.remove(message_id)  # it was answered with its error; do not take it again
+            raise
+        self.state.inbox.remove(message_id)
+
+    async def _step(self, name: str, make_input: Callable[[int, int], Any]) -> None:
+        """One step on the node that holds the session; a lost node costs a new placement, not the step."""
+        while True:
+            if self.state.placement is None:
+                await self._place()
+            home = self.state.placement
+            assert home is not None
+            argument = make_input(home.epoch, self.state.progress.step_no + 1)
+            try:
+                out: StepOut = await workflow.execute_activity(
+                    name,
+                    argument,
+                    task_queue=home.queue,
+                    schedule_to_start_timeout=_SCHEDULE_TO_START,
+                    start_to_close_timeout=_START_TO_CLOSE,
+                    heartbeat_timeout=_HEARTBEAT,
+                    cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+                    retry_policy=_ONCE,
+                    result_type=StepOut,
+                )
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                _raise_unless_lost(error)
+                workflow.logger.warning("session %s leaves %s: %s", self.state.session_id, home.queue, error.cause)
+                self.state.placement = None
+                continue
+            self.state.progress = out.progress
+            return
+
+    async def _place(self) -> None:
+        """Choose a node, raise the epoch, and read where the record stands."""
+        placement: Placement = await self._anywhere(contract.PLACE, PlaceIn(self.state.session_id), Placement)
+        self.state.placement = placement
+        self.state.progress = placement.progress
+
+    async def _finish(self) -> None:
+        """Free everything that the session holds. Never cancelled: it runs until it is true."""
+        await self._anywhere(contract.FINISH, FinishIn(self.state.session_id, self.state.ending), None)
+
+    async def _anywhere(self, name: str, argument: Any, result_type: Any) -> Any:
+        try:
+            return await workflow.execute_activity(
+                name,
+                argument,
+                task_queue=contract.NODES_QUEUE,
+                start_to_close_timeout=timedelta(minutes=2),
+                heartbeat_timeout=_HEARTBEAT,
+                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+                retry_policy=_KEEP_TRYING,
+                result_type=result_type,
+            )
+        except ActivityError as error:
+            if isinstance(error.cause, ApplicationError) and error.cause.type == contract.ErrorType.REFUSED:
+                raise _Refused(error.cause.message) from error
+            raise
+
+
+def _raise_unless_lost(error: ActivityError) -> None:
+    """Return if the node or engine is gone and another placement helps; otherwise raise what the session fails with."""
+    cause = error.cause
+    if isinstance(cause, TimeoutError):
+        if cause.type in (TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT):
+            return
+        raise _Refused("the step did not end within 30 minutes") from error
+    if isinstance(cause, ApplicationError):
+        if cause.type in contract.MOVE_ON:
+            return
+        raise _Refused(cause.message) from error
+    raise error
