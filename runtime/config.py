@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from sandbox import TOOLS
 
 Name = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
-BUILTIN_TOOLS = ("python", "bash", "read_file", "write_file")
 
 
 class Frozen(BaseModel):
@@ -36,6 +37,13 @@ class CommandTool(Frozen):
         return value
 
 
+Tool = Annotated[
+    Annotated[str, Tag("builtin")] | Annotated[CommandTool, Tag("command")],
+    # Told apart first, so that a fault in a command is reported as that, not as "not a string".
+    Discriminator(lambda value: "builtin" if isinstance(value, str) else "command"),
+]
+
+
 class Limits(Frozen):
     max_think_tokens: int = Field(default=512, ge=1, le=32768)
     tool_timeout_s: float = Field(default=60.0, gt=0, le=3600)
@@ -60,7 +68,7 @@ class KvPolicy(Frozen):
 class SessionConfig(Frozen):
     model: str = Field(min_length=1, max_length=200)
     system: str | None = Field(default=None, max_length=200_000)
-    tools: list[str | CommandTool] = Field(default_factory=list, max_length=64)
+    tools: list[Tool] = Field(default_factory=list, max_length=64)
     files: dict[str, str] = Field(default_factory=dict)
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
@@ -71,10 +79,8 @@ class SessionConfig(Frozen):
     def _known_and_distinct(cls, value: list[str | CommandTool]) -> list[str | CommandTool]:
         names = [tool if isinstance(tool, str) else tool.name for tool in value]
         for tool in value:
-            if isinstance(tool, str) and tool not in BUILTIN_TOOLS:
-                raise ValueError(
-                    f"{tool!r} is no built-in tool; there are {', '.join(BUILTIN_TOOLS)}, or give a command"
-                )
+            if isinstance(tool, str) and tool not in TOOLS:
+                raise ValueError(f"{tool!r} is no built-in tool; there are {', '.join(TOOLS)}, or give a command")
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"tool names must differ; {', '.join(sorted(twice))} stands twice")
         return value
@@ -99,7 +105,8 @@ class MessageIn(Frozen):
             raise ValueError(f"tool_choice is {self.tool_choice!r}, but the session has no tools")
         if self.tool_choice != "required" and self.tool_choice not in config.tool_names:
             raise ValueError(
-                f"tool_choice is {self.tool_choice!r}; use auto, none, required or one of {', '.join(config.tool_names)}"
+                f"tool_choice is {self.tool_choice!r}; use auto, none, required or one of"
+                f" {', '.join(config.tool_names)}"
             )
 
 

@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import timedelta
+from typing import Any
 
-from engine.client import EngineClient
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from engine.tokens import load_chat_format
 from runtime import delivery
+from runtime.engines import EngineLink
 from runtime.process import announce_ready, connect_temporal, start_logging, until_stopped
 from runtime.settings import Settings
 from runtime.steps import Services, Steps
 from runtime.store import Database, fleet
-from sandbox import BlobStore, Driver, choose_driver
+from sandbox import BlobStore, Description, Driver, choose_driver
 from workflows.contract import NODES_QUEUE, node_queue
 
 log = logging.getLogger(__name__)
@@ -30,16 +32,22 @@ BEAT_EVERY_S = 2.0
 async def serve(settings: Settings) -> None:
     start_logging(settings.log_level)
     boot = secrets.token_hex(6)
-    driver = await choose_driver(settings.home, settings.run_dir, settings.sandbox)
-    engine = EngineClient(settings.engine_address)
-    async with Database(settings.postgres_dsn_required) as db, engine:
+    driver = await choose_driver(
+        settings.home, settings.run_dir, None if settings.sandbox == "auto" else settings.sandbox
+    )
+    tokenizer, chat = await asyncio.to_thread(load_chat_format, settings.model_path)
+    async with (
+        Database(settings.postgres_dsn_required) as db,
+        EngineLink(settings.engine_address_required) as engine,
+    ):
         client = await connect_temporal(settings)
         services = Services(
             node_id=settings.node_id,
             boot=boot,
             db=db,
             engine=engine,
-            chat=await asyncio.to_thread(load_chat_format, settings.model_path),
+            tokenizer=tokenizer,
+            chat=chat,
             driver=driver,
             blobs=BlobStore(settings.blobs_dir),
             volumes=settings.sandbox_volumes,
@@ -48,9 +56,9 @@ async def serve(settings: Settings) -> None:
         await reap(db, driver, settings.node_id)
         await engine.ready(timeout_s=600)
         description = await driver.describe()
-        card = engine.card.to_json()
+        card = engine.card.as_message()
         await fleet.register_node(
-            db, settings.node_id, boot, node_queue(settings.node_id, boot), card, description.to_json()
+            db, settings.node_id, boot, node_queue(settings.node_id, boot), card, _as_json(description)
         )
         async with _background(
             _beat(db, settings.node_id, boot),
@@ -76,6 +84,11 @@ async def reap(db: Database, driver: Driver, node_id: str) -> list[str]:
     return found
 
 
+def _as_json(description: Description) -> dict[str, Any]:
+    limits = dict(description.limits_enforced)
+    return {"backend": description.backend, "isolation": description.isolation, "limits": limits}
+
+
 async def _reap_forever(db: Database, driver: Driver, node_id: str) -> None:
     while True:
         await asyncio.sleep(REAP_EVERY_S)
@@ -95,23 +108,29 @@ async def _beat(db: Database, node_id: str, boot: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _workers(client: Client, services: Services):  # type: ignore[no-untyped-def]
+async def _workers(client: Client, services: Services) -> AsyncIterator[None]:
     """One worker for steps that belong here, one for what any node may take."""
     steps = Steps(services)
-    common = {
-        # Without this, heartbeats are throttled to 0.8 of their timeout and a cancel arrives seconds late.
-        "max_heartbeat_throttle_interval": timedelta(milliseconds=300),
-        "graceful_shutdown_timeout": timedelta(seconds=2),
-        "max_concurrent_activities": 200,
-    }
-    home = Worker(client, task_queue=node_queue(services.node_id, services.boot), activities=steps.at_home(), **common)
-    anywhere = Worker(client, task_queue=NODES_QUEUE, activities=steps.anywhere(), **common)
+    home = _worker(client, node_queue(services.node_id, services.boot), steps.at_home())
+    anywhere = _worker(client, NODES_QUEUE, steps.anywhere())
     async with home, anywhere:
         yield
 
 
+def _worker(client: Client, queue: str, activities: list[Callable[..., Any]]) -> Worker:
+    return Worker(
+        client,
+        task_queue=queue,
+        activities=activities,
+        # Without this, heartbeats are throttled to 0.8 of their timeout and a cancel arrives seconds late.
+        max_heartbeat_throttle_interval=timedelta(milliseconds=300),
+        graceful_shutdown_timeout=timedelta(seconds=2),
+        max_concurrent_activities=200,
+    )
+
+
 @contextlib.asynccontextmanager
-async def _background(*work):  # type: ignore[no-untyped-def]
+async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(w) for w in work]
     try:
         yield

@@ -37,8 +37,7 @@ async def until_stopped() -> None:
 async def connect_temporal(settings: Settings, *, patience_s: float = 60.0) -> Client:
     """Connect, waiting for a server that is away. Raises StartupError with the address."""
     deadline = asyncio.get_running_loop().time() + patience_s
-    address = settings.temporal_address
-    assert address is not None, "the supervisor resolves the address"
+    address = settings.temporal_address_required
     while True:
         try:
             return await Client.connect(address, namespace=settings.temporal_namespace)

@@ -30,5 +30,3 @@ def tool_choice_now(progress: Progress) -> str:
     return "none" if progress.rounds >= progress.max_tool_rounds else progress.tool_choice
 
 
-def after_input(step_no: int, tool_choice: str, max_tool_rounds: int) -> Progress:
-    return Progress(step_no=step_no, kind="input", tool_choice=tool_choice, max_tool_rounds=max_tool_rounds)

@@ -32,7 +32,9 @@ def make_app(settings: Settings) -> FastAPI:
             try:
                 yield
             finally:
-                listening.cancel()
+                for task in (listening, *app.state.sending):
+                    task.cancel()
+                await asyncio.gather(listening, *app.state.sending, return_exceptions=True)
 
     app = FastAPI(title="Tenuto", version="0.1.0", lifespan=lifespan, openapi_url="/v1/openapi.json")
     app.add_middleware(Guard)

@@ -7,6 +7,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api.problems import problem
@@ -14,6 +15,7 @@ from runtime.errors import Unauthorized
 from runtime.store import Database, fleet
 
 MAX_BODY_BYTES = 8 << 20
+_TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes"
 
 
 class Guard:
@@ -38,11 +40,7 @@ class Guard:
         if int(headers.get("content-length") or 0) > MAX_BODY_BYTES:
             await _too_large(scope, receive, send)
             return
-        body = _Bounded(receive)
-        try:
-            await self._app(scope, body, send)
-        except _TooMuch:
-            await _too_large(scope, receive, send)
+        await self._app(scope, _Bounded(receive), send)
 
     def _refusal(self, headers: dict[str, str]) -> str | None:
         host = headers.get("host", "")
@@ -63,10 +61,6 @@ class Guard:
             return False
 
 
-class _TooMuch(Exception):
-    pass
-
-
 class _Bounded:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -76,13 +70,12 @@ class _Bounded:
         message = await self._receive()
         self._seen += len(message.get("body", b""))
         if self._seen > MAX_BODY_BYTES:
-            raise _TooMuch
+            raise HTTPException(413, _TOO_LARGE)
         return message
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
-    response = problem(413, "request_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
-    await response(scope, receive, send)
+    await problem(413, "request_too_large", _TOO_LARGE)(scope, receive, send)
 
 
 def database(request: Request) -> Database:

@@ -7,7 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine.tokens import ChatFormat, load_chat_format
+from engine import ToolSchemaError
+from engine.tokens import ChatFormat, load_chat_format, tool_grammar
 from runtime.api.guard import Db, Tenant
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest, Unavailable
@@ -41,6 +42,15 @@ async def checked_model(db: Database, wanted: str) -> dict[str, Any]:
     return dict(cards[wanted])
 
 
+def ensure_tools_work(config: SessionConfig) -> None:
+    """Raises InvalidRequest where a tool's schema can guide no model."""
+    try:
+        if config.tools:
+            tool_grammar(tool_specs(config), "required")
+    except ToolSchemaError as error:
+        raise InvalidRequest(f"tools: {error}", param="tools") from error
+
+
 def ensure_it_fits(
     request: Request, config: SessionConfig, card: dict[str, Any], *, content: str = "", used: int = 0
 ) -> None:
@@ -59,4 +69,4 @@ def ensure_it_fits(
 
 
 def load_chat(model_path: Path) -> ChatFormat:
-    return load_chat_format(model_path)
+    return load_chat_format(model_path)[1]

@@ -13,12 +13,12 @@ from runtime import delivery
 from runtime.api import views
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for
-from runtime.api.models import checked_model, ensure_it_fits
+from runtime.api.models import checked_model, ensure_it_fits, ensure_tools_work
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
 from runtime.errors import InvalidRequest
 from runtime.store import events, sessions
-from sandbox import SandboxRequestError, check_names
+from sandbox import SandboxUsageError, snapshots
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
@@ -37,9 +37,11 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
     card = await checked_model(db, body.model)
     config = body.config(card["model"])
     try:
-        check_names(config.files)
-    except SandboxRequestError as error:
+        for name in config.files:
+            snapshots.check_name(name)
+    except SandboxUsageError as error:
         raise InvalidRequest(f"files: {error}", param="files") from error
+    ensure_tools_work(config)
     ensure_it_fits(request, config, card)
     session_id = await id_for(request, db, tenant, "ses")
     seed = body.seed if body.seed is not None else secrets.randbelow(2**63)

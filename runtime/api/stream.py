@@ -7,7 +7,7 @@ import collections
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import asyncpg
@@ -47,7 +47,7 @@ class Hub:
             await asyncio.sleep(0.3)
 
     @contextlib.contextmanager
-    def subscribed(self, session_id: str):  # type: ignore[no-untyped-def]
+    def subscribed(self, session_id: str) -> Iterator[asyncio.Event]:
         event = asyncio.Event()
         self._waiting[session_id].add(event)
         try:

@@ -16,10 +16,9 @@ async def finish(s: Services, what: FinishIn) -> None:
     except NotFound:
         return
     had_sandbox = await release_box(s, what.session_id)
-    salt = session.salt.hex()
-    receipt = await s.engine.kv(intent="drop", session=what.session_id, epoch=session.epoch, salt=salt)
-    keys = await fleet.private_pages(s.db, what.session_id)
-    deleted = await s.engine.delete_keys(keys)
+    client = await s.engine.client()
+    dropped = await client.kv("drop", session=what.session_id, epoch=session.epoch, salt=session.salt, wait=True)
+    deleted = await client.delete_keys(await fleet.private_pages(s.db, what.session_id))
     await fleet.note_residency(s.db, what.session_id, session.tenant_id, "none", {})
-    freed = {"pages": receipt["pages"] + deleted["pages"], "sandboxes": int(had_sandbox)}
+    freed = {"pages": dropped.pages + deleted.pages, "sandboxes": int(had_sandbox)}
     await sessions.finish(s.db, what.session_id, what.how, freed)

@@ -10,22 +10,36 @@ from typing import ParamSpec, TypeVar
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from engine import EngineLost, EngineRequestError
+import engine
+import sandbox
 from runtime.errors import RequestError, StaleEpoch, Unavailable
-from sandbox import NoSandbox, SandboxLost, SandboxRequestError
 from workflows.contract import ErrorType
 from workflows.states import IllegalTransition
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MOVE_ON: dict[type[Exception], str] = {
-    EngineLost: ErrorType.ENGINE_LOST,
-    SandboxLost: ErrorType.SANDBOX_LOST,
-    StaleEpoch: ErrorType.STALE_EPOCH,
-    Unavailable: ErrorType.DRAINING,
-}
-_REFUSED = (RequestError, EngineRequestError, SandboxRequestError, NoSandbox, IllegalTransition)
+# The first match counts, so the narrower class stands above the wider one.
+_MEANING: tuple[tuple[type[Exception], str], ...] = (
+    (StaleEpoch, ErrorType.STALE_EPOCH),
+    (sandbox.StaleEpoch, ErrorType.STALE_EPOCH),
+    (Unavailable, ErrorType.DRAINING),
+    (engine.EngineFault, ErrorType.ENGINE_LOST),
+    (sandbox.NoSandbox, ErrorType.REFUSED),
+    (sandbox.CreateFailed, ErrorType.REFUSED),
+    (sandbox.SandboxFailure, ErrorType.SANDBOX_LOST),
+    (RequestError, ErrorType.REFUSED),
+    (engine.RequestError, ErrorType.REFUSED),
+    (sandbox.SandboxUsageError, ErrorType.REFUSED),
+    (IllegalTransition, ErrorType.REFUSED),
+)
+
+
+def meaning(error: Exception) -> str | None:
+    """The ErrorType of an error, or None for one that nobody raised on purpose."""
+    if isinstance(error, engine.RequestError) and error.code == "stale_epoch":
+        return ErrorType.STALE_EPOCH  # a newer owner, not the request's fault
+    return next((kind for cls, kind in _MEANING if isinstance(error, cls)), None)
 
 
 def told_to_the_workflow(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -39,10 +53,10 @@ def told_to_the_workflow(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
             if activity.is_worker_shutdown():
                 raise ApplicationError("the node is draining", type=ErrorType.DRAINING) from None
             raise
-        except tuple(_MOVE_ON) as error:
-            kind = next(name for cls, name in _MOVE_ON.items() if isinstance(error, cls))
-            raise ApplicationError(str(error), type=kind) from error
-        except _REFUSED as error:
-            raise ApplicationError(str(error), type=ErrorType.REFUSED, non_retryable=True) from error
+        except Exception as error:
+            kind = meaning(error)
+            if kind is None:
+                raise
+            raise ApplicationError(str(error), type=kind, non_retryable=kind == ErrorType.REFUSED) from error
 
     return run

@@ -9,7 +9,7 @@ from runtime.steps import checkpoints
 from runtime.steps.services import Services
 from runtime.store import sessions, steps
 from runtime.store.values import Segment
-from sandbox import seed_workspace
+from sandbox import snapshots
 from workflows.contract import InputIn
 from workflows.states import Event as Move
 
@@ -37,7 +37,7 @@ async def take(s: Services, what: InputIn, execution: str) -> None:
             f" {s.engine.card.context_length}; send less or start a new session",
             code="context_length_exceeded",
         )
-    root = await checkpoints.workspace_root(s, what.session_id) or seed_workspace(
+    root = await checkpoints.workspace_root(s, what.session_id) or snapshots.seed(
         {name: text.encode() for name, text in config.files.items()}, s.blobs
     )
     await steps.complete(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
-from engine import EngineLost
+from engine import EngineGone
 from runtime.errors import StaleEpoch
 from runtime.steps.services import Services
 from runtime.store import events, fleet
@@ -63,16 +63,19 @@ async def _intend(
 ) -> None:
     """One intent to the engine, its receipt in the log. An engine that is gone is the next think's concern."""
     try:
-        receipt: dict[str, Any] = await s.engine.kv(
-            intent=intent,
-            session=owner.session_id,
-            epoch=owner.epoch,
-            salt=attempt.session.salt.hex(),
-            tier=tier,
-            wait=wait,
-            evict=evict,
+        client = await s.engine.client()
+        receipt = dataclasses.asdict(
+            await client.kv(
+                intent,
+                session=owner.session_id,
+                epoch=owner.epoch,
+                salt=attempt.session.salt,
+                tier=tier,
+                wait=wait,
+                
+            )
         )
-    except EngineLost:
+    except EngineGone:
         return
     if intent not in _EVENT or receipt["status"] == "missing":
         return

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.client import EngineClient
-
-from engine.tokens import ChatFormat
-from kvtier import root_key
-from runtime.store import Database, Owner, Session
+from engine.tokens import ChatFormat, Tokenizer
+from runtime.engines import EngineLink
+from runtime.store import Database, Owner
 from sandbox import BlobStore, Driver, Volume
 
 
@@ -17,7 +15,8 @@ class Services:
     node_id: str
     boot: str
     db: Database
-    engine: EngineClient
+    engine: EngineLink
+    tokenizer: Tokenizer
     chat: ChatFormat
     driver: Driver
     blobs: BlobStore
@@ -26,7 +25,3 @@ class Services:
 
     def owner(self, session_id: str, epoch: int) -> Owner:
         return Owner(session_id, epoch, self.node_id, self.boot)
-
-    def root_key(self, session: Session) -> bytes:
-        fingerprint = bytes.fromhex(self.engine.card.fingerprint)
-        return root_key(fingerprint=fingerprint, group=0, shard=0, shards=1, salt=session.salt)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
-from engine.client import Generation
-
+from engine import Done, Prefill, Sampling, Tokens
+from engine import Event as EngineEvent
 from engine.tokens import Parsed, StreamDecoder, tool_grammar
 from runtime.config import SessionConfig
 from runtime.specs import tool_specs
@@ -59,7 +61,10 @@ async def _generate(
     sampled: list[int],
 ) -> dict[str, Any]:
     """Run the engine from the last durable token; `sampled` grows as tokens become durable."""
-    generation = await s.engine.generate(
+    client = await s.engine.client()
+    sampling = config.sampling
+    generation = client.generate(
+        request_id=f"{owner.session_id}/{attempt.step_no}/{attempt.attempt_no}",
         session=owner.session_id,
         epoch=owner.epoch,
         token_ids=[*prompt, *sampled],
@@ -67,57 +72,77 @@ async def _generate(
             config.limits.max_think_tokens - len(sampled),
             s.engine.card.context_length - len(prompt) - len(sampled),
         ),
-        sampling={**config.sampling.model_dump(), "seed": attempt.session.seed},
+        sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, attempt.session.seed),
         grammar=tool_grammar(tool_specs(config), tool_choice),
         replay=len(sampled),
-        salt=attempt.session.salt.hex(),
+        salt=attempt.session.salt,
         known_tokens=await _known_tokens(s, owner.session_id, len(sampled)),
     )
+    received = _Received()
+    receiving = asyncio.create_task(received.take(generation))
     try:
-        await _drain(s, owner, attempt, generation, sampled)
-    finally:
-        await generation.close()
-    return {**generation.done, "kv": generation.prefill}
-
-
-async def _drain(s: Services, owner: Owner, attempt: Attempt, generation: Generation, sampled: list[int]) -> None:
-    """Append what the engine streams, at most once per FLUSH_EVERY_S; the engine never waits for Postgres."""
-    decoder = StreamDecoder(s.chat.tokenizer)
-    for token in sampled:
-        decoder.push([token])
-    waiting: list[int] = []
-    arrived = asyncio.Event()
-
-    async def receive() -> None:
-        try:
-            async for ids in generation:
-                waiting.extend(ids)
-                arrived.set()
-        finally:
-            arrived.set()
-
-    receiving = asyncio.create_task(receive())
-    told = False
-    try:
-        while not (receiving.done() and not waiting):
-            await arrived.wait()
-            arrived.clear()
-            if not told and generation.prefill is not None:
-                told = True
-                await _tell_source(s, owner, attempt, generation.prefill)
-            batch = waiting[:]
-            del waiting[: len(batch)]
-            if batch:
-                started = time.monotonic()
-                await steps.append_tokens(s.db, owner, attempt, len(sampled), batch, decoder.push(batch))
-                sampled.extend(batch)
-                if not receiving.done():
-                    await asyncio.sleep(max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
+        await _drain(s, owner, attempt, received, receiving, sampled)
         await receiving
     finally:
         receiving.cancel()
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(asyncio.CancelledError, Exception):
             await receiving
+    assert received.done is not None
+    return {**dataclasses.asdict(received.done), "kv": received.source()}
+
+
+class _Received:
+    """What the engine has sent and Postgres has not taken yet; the engine never waits for Postgres."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.prefill: Prefill | None = None
+        self.done: Done | None = None
+        self.changed = asyncio.Event()
+
+    async def take(self, generation: AsyncIterator[EngineEvent]) -> None:
+        try:
+            async for event in generation:
+                if isinstance(event, Tokens):
+                    self.waiting.extend(event.ids)
+                elif isinstance(event, Prefill):
+                    self.prefill = event
+                else:
+                    self.done = event
+                self.changed.set()
+        finally:
+            self.changed.set()
+
+    def source(self) -> dict[str, int]:
+        return dataclasses.asdict(self.prefill) if self.prefill else {}
+
+
+async def _drain(
+    s: Services,
+    owner: Owner,
+    attempt: Attempt,
+    received: _Received,
+    receiving: asyncio.Task[None],
+    sampled: list[int],
+) -> None:
+    """Append what arrives, at most once per FLUSH_EVERY_S, until there is no more."""
+    decoder = StreamDecoder(s.tokenizer)
+    decoder.push(sampled)  # what was durable before has been shown
+    told = False
+    while received.waiting or not receiving.done():
+        await received.changed.wait()
+        received.changed.clear()
+        if not told and received.prefill is not None:
+            told = True
+            await _tell_source(s, owner, attempt, received.source())
+        while received.waiting:
+            started = time.monotonic()
+            batch = received.waiting[:]
+            await steps.append_tokens(s.db, owner, attempt, len(sampled), batch, decoder.push(batch))
+            del received.waiting[: len(batch)]
+            sampled.extend(batch)
+            if not receiving.done():
+                await asyncio.sleep(max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
 
 
 async def _tell_source(s: Services, owner: Owner, attempt: Attempt, prefill: dict[str, int]) -> None:
@@ -163,7 +188,7 @@ async def _complete(
     closing += s.chat.assistant_close()
     outcome = _outcome(parsed, tool_choice)
     after = [*before, *s.chat.assistant_open(), *sampled, *closing]
-    state = await s.engine.kv_state(session=owner.session_id)
+    state = await (await s.engine.client()).kv_state(owner.session_id)
     output = {
         "outcome": outcome,
         "text": parsed.text,
@@ -178,7 +203,7 @@ async def _complete(
         segments=[Segment("scaffold", closing)],
         output=output,
         checkpoint=await checkpoints.make(
-            s, owner.session_id, after, await checkpoints.workspace_root(s, owner.session_id), state["keys"]
+            s, owner.session_id, after, await checkpoints.workspace_root(s, owner.session_id), state.keys
         ),
         notes=[Event("message.completed", {"text": parsed.text, "outcome": outcome})],
         to=None if outcome == "tools" else Move.REST,

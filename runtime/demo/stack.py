@@ -1,0 +1,137 @@
+"""A whole stack as real processes, for the demo, the benches and the tests: start it, kill parts of it, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from runtime.errors import StartupError
+from runtime.settings import Settings
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running `tenuto up`. `pids` are read anew each time, since what dies is started again."""
+
+    settings: Settings
+    process: asyncio.subprocess.Process
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.settings.home / "up.json").read_text())
+        return state
+
+    @property
+    def api_url(self) -> str:
+        return str(self.state()["api_url"])
+
+    @property
+    def api_key(self) -> str:
+        return (self.settings.home / "admin.key").read_text().strip()
+
+    @property
+    def postgres_dsn(self) -> str:
+        return str(self.state()["dsn"])
+
+    @property
+    def engine_address(self) -> str:
+        return str(self.state()["engine"])
+
+    def pid(self, name: str) -> int | None:
+        pid = self.state()["processes"].get(name)
+        return pid if pid and psutil.pid_exists(pid) else None
+
+    def kill(self, name: str) -> int:
+        """SIGKILL one part, as a power cut would. Returns the pid that is gone."""
+        pid = self.pid(name)
+        if pid is None:
+            raise StartupError(f"{name} is not running; nothing was killed")
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    async def restarted(self, name: str, old_pid: int) -> int:
+        """The new pid of a part that was killed."""
+        while True:
+            pid = self.pid(name)
+            if pid is not None and pid != old_pid:
+                return pid
+            await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def running_stack(environment: Mapping[str, str], say: Say) -> AsyncIterator[Stack]:
+    """Start `tenuto up` with these TENUTO_* variables over the present ones; stop it on the way out."""
+    variables = {**os.environ, **environment}
+    settings = Settings.load({k: v for k, v in variables.items() if k.startswith("TENUTO_") or k in _PATHS})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "runtime.cli",
+        "up",
+        "--json",
+        env=variables,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    reading = None
+    try:
+        reading = asyncio.create_task(_until_ready(process, say))
+        await reading
+        draining = asyncio.create_task(_drain(process))
+        yield Stack(settings, process)
+        draining.cancel()
+    finally:
+        await _stop(process)
+
+
+_PATHS = ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
+
+
+async def _until_ready(process: asyncio.subprocess.Process, say: Say) -> None:
+    assert process.stdout is not None
+    last = ""
+    async for line in process.stdout:
+        event = json.loads(line)
+        if event["kind"] == "ready":
+            return
+        last = event.get("message", last)
+        say(last)
+    await process.wait()
+    raise StartupError(f"the stack did not start: {last or f'exit status {process.returncode}'}")
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    async for _ in process.stdout:
+        pass
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+    await process.wait()
+
+
+def leftovers(stack: Stack, pids: Mapping[str, int]) -> list[str]:
+    """What a stopped stack left on the machine: processes, sockets, shared memory. Empty when all is well."""
+    found = [f"process {name} ({pid})" for name, pid in pids.items() if psutil.pid_exists(pid)]
+    home = str(stack.settings.home)
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if home in command and process.info["pid"] != os.getpid():
+            found.append(f"process {process.info['pid']}: {command[:80]}")
+    for path in (stack.settings.run_dir, stack.settings.host_arena.parent):
+        if Path(path).exists():
+            found.append(f"directory {path}")
+    return found

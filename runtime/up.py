@@ -1,0 +1,340 @@
+"""`tenuto up`: the whole stack on one machine, as supervised processes of one owner.
+
+What was given by an address is used; what was not is started: Postgres, Temporal, the engine; then the schema is
+brought up to date, and api, worker and node start with the resolved settings in their environment.
+
+Events, each with a `message` for people: those of `supervisor.OnEvent`, then `ready` (api_url, home) once everything
+serves, `warning`, and `stopped`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import httpx
+import psutil
+
+from runtime.embedded import PostgresServer, TemporalServer
+from runtime.embedded.temporal import free_port, is_free
+from runtime.errors import StartupError
+from runtime.settings import Settings
+from runtime.supervisor import Child, OnEvent, Supervisor
+
+_REAP_PATIENCE_S: Final = 30.0
+
+
+class Stack:
+    """What is up so far. `settings` are resolved further by each component; up.json always shows them."""
+
+    def __init__(self, settings: Settings, on_event: OnEvent) -> None:
+        self.settings = settings
+        self.on_event = on_event
+        self.supervisor = Supervisor(settings.logs_dir, on_event, self.write_state)
+        self.at_end: list[Callable[[], Awaitable[None]]] = []
+        self.is_ready = False
+        self._boot = secrets.token_hex(6)
+
+    def resolve(self, **found: Any) -> None:
+        self.settings = dataclasses.replace(self.settings, **found)
+        self.write_state()
+
+    def environment(self) -> dict[str, str]:
+        """Ours, with TENUTO_* as resolved."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("TENUTO_")}
+        return {**kept, "PYTHONUNBUFFERED": "1", **self.settings.environment()}
+
+    def python(self, name: str, *argv: str, **how: Any) -> Child:
+        """A module of ours as a child, with the resolved settings."""
+        return Child(name, [sys.executable, "-P", "-m", *argv], self.environment(), **how)
+
+    def write_state(self) -> None:
+        settings = self.settings
+        state = {
+            "pid": os.getpid(),
+            "boot": self._boot,
+            "ready": self.is_ready,
+            "api_url": settings.api_url,
+            "dsn": settings.postgres_dsn,
+            "temporal": settings.temporal_address,
+            "engine": settings.engine_address,
+            "processes": self.supervisor.pids,
+        }
+        write_private(settings.state_path, json.dumps(state, indent=1) + "\n")
+
+    async def close(self) -> None:
+        """Stops everything and removes what only a running stack has."""
+        await self.supervisor.stop()
+        for last in self.at_end:
+            try:
+                await asyncio.wait_for(last(), _REAP_PATIENCE_S)
+            except Exception as error:
+                self.on_event("warning", message=f"could not tidy up: {error or type(error).__name__}")
+        settings = self.settings
+        for directory in (settings.run_dir, settings.postgres_run_dir, settings.arena_dir):
+            shutil.rmtree(directory, ignore_errors=True)
+        settings.state_path.unlink(missing_ok=True)
+        self.on_event("stopped", message="stopped")
+
+
+Component: TypeAlias = Callable[[Stack], Awaitable[None]]
+
+
+# --- components ----------------------------------------------------------------------------------------------------
+
+
+async def postgres(stack: Stack) -> None:
+    if stack.settings.postgres_dsn is not None:
+        return
+    server = PostgresServer(stack.settings)
+    if not (server.data / "PG_VERSION").exists():
+        stack.on_event("progress", name="postgres", message="making the database, once")
+    await asyncio.to_thread(server.prepare)
+    account = server.account
+    child = Child(
+        "postgres",
+        server.argv(),
+        server.environment(),
+        before=lambda: asyncio.to_thread(server.settle),
+        ready=server.wait_ready,
+        stop_signal=server.stop_signal,
+        death_signal=server.death_signal,
+        uid=account.uid if account else None,
+        gid=account.gid if account else None,
+    )
+    await stack.supervisor.start(child)
+    stack.resolve(postgres_dsn=server.dsn)
+
+
+async def temporal(stack: Stack) -> None:
+    if stack.settings.temporal_address is not None:
+        return
+    server = TemporalServer(stack.settings)
+    server.prepare()
+    await stack.supervisor.start(Child("temporal", server.argv(), server.environment(), ready=server.wait_ready))
+    stack.resolve(temporal_address=server.address)
+
+
+async def migrations(stack: Stack) -> None:
+    await stack.supervisor.run_once(stack.python("migrations", "runtime.migrate"))
+
+
+async def engine(stack: Stack) -> None:
+    if stack.settings.engine_address is not None:
+        return
+    settings = stack.settings
+    threads = settings.engine_threads or len(os.sched_getaffinity(0))
+    model = await asyncio.to_thread(lambda: settings.model_path)
+    private_dir(settings.arena_dir)
+    settings.kv_dir.mkdir(mode=0o700, exist_ok=True)
+    argv = {
+        "--model": model,
+        "--socket": settings.engine_socket,
+        "--kv-tokens": settings.kv_tokens,
+        "--host-arena": settings.host_arena,
+        "--host-bytes": settings.host_kv_bytes,
+        "--nvme-dir": settings.kv_dir,
+        "--nvme-bytes": settings.nvme_kv_bytes,
+        "--threads": threads,
+        "--dtype": settings.engine_dtype,
+        "--nvme-after-s": settings.nvme_after_s,
+    }
+    flat = [str(part) for pair in argv.items() for part in pair]
+    child = stack.python("engine", "engine", *flat, ready_within_s=900.0, describe=_loading)
+    await stack.supervisor.start(child)
+    stack.resolve(engine_address=str(settings.engine_socket))
+
+
+def _loading(facts: Mapping[str, Any]) -> str:
+    """Words for a line of progress of the engine."""
+    words = ", ".join(f"{key} {value}" for key, value in facts.items())
+    return f"engine: {words}"
+
+
+async def api(stack: Stack) -> None:
+    host, port = stack.settings.api_host, stack.settings.api_port
+    if port == 0:
+        port = free_port(host)
+    elif not is_free(host, port):
+        raise StartupError(f"port {port} on {host} is taken; set TENUTO_API_PORT to another one, or to 0 for any")
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+    stack.resolve(api_port=port, api_url=url)
+
+    async def answers() -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await client.get(f"{url}/healthz")).is_success:
+                        return
+                await asyncio.sleep(0.05)
+
+    await stack.supervisor.start(stack.python("api", "runtime.api", ready=answers))
+
+
+async def worker(stack: Stack) -> None:
+    await stack.supervisor.start(stack.python("worker", "runtime.worker"))
+
+
+async def node(stack: Stack) -> None:
+    stack.at_end.append(lambda: _reap_sandboxes(stack.settings))
+    # The first start may build the sandboxes' image.
+    await stack.supervisor.start(stack.python("node", "runtime.node", ready_within_s=900.0))
+
+
+async def _reap_sandboxes(settings: Settings) -> None:
+    """A sandbox outlives its node on purpose; it does not outlive the stack. Sessions go on from their snapshots."""
+    from sandbox import choose_driver
+
+    driver = await choose_driver(settings.home, settings.run_dir, settings.sandbox_backend)
+    await driver.reap(())
+
+
+COMPONENTS: Final[tuple[Component, ...]] = (postgres, temporal, migrations, engine, api, worker, node)
+
+
+# --- the whole -----------------------------------------------------------------------------------------------------
+
+
+async def up(settings: Settings, on_event: OnEvent, *, components: Sequence[Component] = COMPONENTS) -> None:
+    """Runs until SIGINT or SIGTERM, then stops everything. Call it in the main thread.
+
+    Raises StartupError, with a sentence, where the stack cannot start or something in it cannot be kept up.
+    """
+    with _alone(settings):
+        await _await_previous(settings.state_path)
+        async with _until_signal() as signalled:
+            stack = Stack(settings, on_event)
+            try:
+                await _run(stack, components, signalled)
+            finally:
+                await stack.close()
+
+
+async def _run(stack: Stack, components: Sequence[Component], signalled: asyncio.Event) -> None:
+    private_dir(stack.settings.run_dir)
+    make_admin_key(stack.settings.admin_key_path)
+    stack.write_state()
+    waits = [asyncio.create_task(one) for one in (_bring_up(stack, components), signalled.wait())]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in waits:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _bring_up(stack: Stack, components: Sequence[Component]) -> None:
+    """Everything in order, then for ever, unless a child is given up."""
+    for component in components:
+        await component(stack)
+    stack.is_ready = True
+    stack.write_state()
+    url, home = stack.settings.api_url, str(stack.settings.home)
+    stack.on_event("ready", message=f"ready at {url}" if url else "ready", api_url=url, home=home)
+    await stack.supervisor.failed()
+
+
+@contextlib.contextmanager
+def _alone(settings: Settings) -> Iterator[None]:
+    """Holds the lock of this home."""
+    try:
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(settings.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartupError(f"TENUTO_HOME is {settings.home}, which cannot be used: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            state = read_state(settings.state_path)
+            raise StartupError(
+                f"Tenuto is already up on {settings.home}: process {state.get('pid', 'unknown')}"
+                f" at {state.get('api_url') or 'an address not known yet'}; stop it, or choose another TENUTO_HOME"
+            ) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.asynccontextmanager
+async def _until_signal() -> AsyncIterator[asyncio.Event]:
+    """An event that SIGINT or SIGTERM sets; a second signal changes nothing."""
+    signalled, loop = asyncio.Event(), asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, signalled.set)
+    try:
+        yield signalled
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _await_previous(state_path: Path, patience_s: float = 10.0) -> None:
+    """Children of a killed `up` get their signal at once, but need a moment to go."""
+    pids = [pid for pid in read_state(state_path).get("processes", {}).values() if isinstance(pid, int)]
+    orphans = [process for pid in pids if (process := _orphan(pid)) is not None]
+    await asyncio.to_thread(psutil.wait_procs, orphans, timeout=patience_s)
+
+
+def _orphan(pid: int) -> psutil.Process | None:
+    """The process, if it is one that lost its parent; a pid that was given to another process is not."""
+    try:
+        process = psutil.Process(pid)
+        return process if process.ppid() in (0, 1) else None
+    except psutil.Error:
+        return None
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """up.json, or nothing where there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_private(path: Path, text: str) -> None:
+    """Whole or not at all, for us only."""
+    temp = path.with_suffix(path.suffix + ".tmp")
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    temp.replace(path)
+
+
+def make_admin_key(path: Path) -> None:
+    """`tk_` and 32 characters, once."""
+    if not path.exists():
+        write_private(path, f"tk_{secrets.token_urlsafe(24)}\n")
+
+
+def private_dir(path: Path) -> None:
+    """A directory of ours under a place that others can write to; one that somebody else made is refused."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise StartupError(f"{path} exists and belongs to somebody else; remove it")
+        path.chmod(0o700)
+    except OSError as error:
+        raise StartupError(f"{path} cannot be made: {error.strerror}") from error

@@ -1,0 +1,124 @@
+"""What several suites share: a real Postgres, started once, with a database made anew for each test that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from runtime.embedded import PostgresServer, TemporalServer
+from runtime.migrate import migrate
+from runtime.settings import Settings
+from runtime.store import Database
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One server for the whole run; it holds a database `template_migrated` with the schema."""
+    base = Path(tempfile.mkdtemp(prefix="tenuto-test-", dir="/tmp"))
+    base.chmod(0o711)  # the account that Postgres runs as must pass
+    server = PostgresServer(Settings.load({}, {"TENUTO_HOME": str(base / "home")}))
+    (base / "home").mkdir(mode=0o711)
+    server.prepare()
+    account = server.account
+    with (base / "postgres.log").open("w") as log:
+        process = subprocess.Popen(
+            server.argv(),
+            env={**os.environ, **server.environment()},
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            asyncio.run(_make_template(server))
+            yield server
+        finally:
+            process.send_signal(server.stop_signal)
+            process.wait()
+    shutil.rmtree(base)
+    shutil.rmtree(server.socket_dir, ignore_errors=True)
+
+
+async def _make_template(server: PostgresServer) -> None:
+    await server.wait_ready()
+    connection = await asyncpg.connect(server.dsn)
+    await connection.execute("CREATE DATABASE template_migrated")
+    await connection.close()
+    await migrate(dsn_of(server, "template_migrated"))
+
+
+def dsn_of(server: PostgresServer, database: str) -> str:
+    head, _, tail = server.dsn.partition("?")
+    return f"{head.rsplit('/', 1)[0]}/{database}?{tail}"
+
+
+@pytest.fixture
+async def empty_dsn(postgres_server: PostgresServer) -> AsyncIterator[str]:
+    """A database with nothing in it."""
+    async for dsn in _database(postgres_server, ""):
+        yield dsn
+
+
+@pytest.fixture
+async def dsn(postgres_server: PostgresServer) -> AsyncIterator[str]:
+    """A database with the schema and nothing else."""
+    async for dsn in _database(postgres_server, "TEMPLATE template_migrated"):
+        yield dsn
+
+
+@pytest.fixture
+async def db(dsn: str) -> AsyncIterator[Database]:
+    async with Database(dsn, patience_s=5.0) as database:
+        yield database
+
+
+async def _database(server: PostgresServer, template: str) -> AsyncIterator[str]:
+    name = f"test_{uuid.uuid4().hex}"
+    connection = await asyncpg.connect(server.dsn)
+    await connection.execute(f"CREATE DATABASE {name} {template}")
+    try:
+        yield dsn_of(server, name)
+    finally:
+        await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await connection.close()
+
+
+MODELS_DIR = Settings.load().models_dir
+TEST_MODEL = "smollm2-135m-instruct"
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The small model of the catalogue; `make test` pulls it."""
+    path = MODELS_DIR / f"{TEST_MODEL}.gguf"
+    assert path.exists(), f"pull it first: tenuto model pull {TEST_MODEL}"
+    return path
+
+
+@pytest.fixture(scope="session")
+def temporal_address() -> Iterator[str]:
+    """A real Temporal server for the whole run."""
+    server = TemporalServer(Settings.load({}, {"TENUTO_HOME": tempfile.mkdtemp(prefix="tenuto-test-", dir="/tmp")}))
+    server.prepare()
+    process = subprocess.Popen(
+        server.argv(),
+        env={**os.environ, **server.environment()},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        asyncio.run(server.wait_ready())
+        yield server.address
+    finally:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,228 @@
+import asyncio
+import json
+
+import pytest
+
+from runtime.store import sessions
+from runtime.store.values import Event
+
+TOOL = {"name": "ping", "description": "Ping.", "command": ["true"]}
+
+
+async def create(client, **body):
+    response = await client.post("/v1/sessions", json=body)
+    assert response.status_code == 201, response.text
+    return response.json()
+
+
+async def test_a_session_is_created_with_what_was_asked_and_the_served_model(client):
+    session = await create(client, system="Be brief.", tools=["python", TOOL], seed=5)
+    assert session["state"] == "created"
+    assert session["model"] == "smollm2-135m-instruct"
+    assert session["seed"] == 5
+    assert (await client.get(f"/v1/sessions/{session['id']}")).json() == session
+
+
+async def test_sessions_are_listed_newest_first_with_a_cursor(client):
+    made = [(await create(client))["id"] for _ in range(3)]
+    first = (await client.get("/v1/sessions", params={"limit": 2})).json()
+    assert [row["id"] for row in first["data"]] == made[:0:-1]
+    assert first["has_more"]
+    rest = (await client.get("/v1/sessions", params={"limit": 2, "after": first["last_id"]})).json()
+    assert [row["id"] for row in rest["data"]] == made[:1]
+    assert not rest["has_more"]
+
+
+async def test_a_post_with_the_same_key_makes_one_thing(client):
+    headers = {"Idempotency-Key": "k1"}
+    ids = {(await client.post("/v1/sessions", json={"seed": 1}, headers=headers)).json()["id"] for _ in range(3)}
+    assert len(ids) == 1
+    other = await client.post("/v1/sessions", json={"seed": 2}, headers=headers)
+    assert other.status_code == 409
+    assert other.json()["error"]["code"] == "idempotency_mismatch"
+    path = f"/v1/sessions/{ids.pop()}/events"
+    sent = {
+        (await client.post(path, json={"content": "hi"}, headers={"Idempotency-Key": "k2"})).json()["id"]
+        for _ in range(3)
+    }
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"model": "gpt-9"}, "model", "'gpt-9' is not served here; there is smollm2-135m-instruct"),
+        ({"modle": "x"}, "modle", "there is no such field"),
+        ({"tools": ["teleport"]}, "tools", "'teleport' is no built-in tool; there are python"),
+        ({"tools": ["python", "python"]}, "tools", "python stands twice"),
+        ({"tools": [{**TOOL, "parameters": {"type": "string"}}]}, "tools", "must be a JSON schema"),
+        ({"tools": [{**TOOL, "command": []}]}, "tools", "at least 1 item"),
+        ({"files": {"../x": "y"}}, "files", "../x"),
+        ({"files": {"/etc/passwd": "y"}}, "files", "/etc/passwd"),
+        ({"limits": {"max_think_tokens": 0}}, "limits.max_think_tokens", "greater than or equal to 1"),
+        ({"sampling": {"temperature": 9}}, "sampling.temperature", "less than or equal to 2"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"system": "tide " * 9000}, "system", "the context of smollm2-135m-instruct holds 8192"),
+    ],
+)
+async def test_a_bad_session_is_refused_by_field_and_nothing_is_made(client, body, param, says):
+    response = await client.post("/v1/sessions", json=body)
+    assert response.status_code == 400
+    assert response.headers["content-type"] == "application/problem+json"
+    error = response.json()["error"]
+    assert (error["param"] or "").startswith(param)
+    assert says in error["message"]
+    assert (await client.get("/v1/sessions")).json()["data"] == []
+
+
+async def test_malformed_json_is_refused_with_where_it_breaks(client):
+    response = await client.post("/v1/sessions", content=b'{"seed": ', headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert "not valid JSON" in response.json()["detail"]
+
+
+async def test_a_body_of_fifty_megabytes_is_refused_before_it_is_read(client):
+    response = await client.post("/v1/sessions", content=b"x" * (50 << 20))
+    assert response.status_code == 413
+
+    async def endless():
+        for _ in range(50):
+            yield b"x" * (1 << 20)
+
+    response = await client.post("/v1/sessions", content=endless())
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"content": ""}, "content", "at least 1 character"),
+        ({}, "content", "Field required"),
+        ({"content": "x", "tool_choice": "required"}, "tool_choice", "the session has no tools"),
+        ({"content": "x", "type": "rewind"}, "type", "cannot be posted"),
+        ({"content": "tide " * 9000}, "content", "context"),
+    ],
+)
+async def test_a_bad_message_is_refused_by_field_and_nothing_is_accepted(client, db, body, param, says):
+    session = await create(client)
+    response = await client.post(f"/v1/sessions/{session['id']}/events", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert says in response.json()["error"]["message"]
+    assert await db.fetch("SELECT 1 FROM messages") == []
+
+
+async def test_a_tool_choice_that_names_no_tool_lists_those_there_are(client):
+    session = await create(client, tools=[TOOL])
+    body = {"content": "x", "tool_choice": "pong"}
+    response = await client.post(f"/v1/sessions/{session['id']}/events", json=body)
+    assert response.status_code == 400
+    assert "required or one of ping" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["", "/events", "/steps", "/attempts", "/checkpoints", "/transcript", "/kv", "/events/stream"])
+async def test_an_unknown_session_is_not_found_on_every_route(client, path):
+    response = await client.get(f"/v1/sessions/ses_nowhere{path}")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "not_found"
+
+
+async def test_a_wrong_or_missing_key_opens_nothing(client):
+    for headers in ({"Authorization": ""}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic abc"}):
+        assert (await client.get("/v1/sessions", headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Host": "127.0.0.1.evil.example"}],
+)
+async def test_a_page_of_the_web_cannot_reach_the_api_through_a_browser(client, headers):
+    response = await client.get("/v1/sessions", headers=headers)
+    assert response.status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:8300", "127.0.0.1:8300", "[::1]:8300"])
+async def test_loopback_names_are_ours(client, host):
+    assert (await client.get("/healthz", headers={"Host": host, "Origin": f"http://{host}"})).status_code == 200
+
+
+async def test_cancel_is_accepted_once_and_says_so(client):
+    session = await create(client)
+    for _ in range(2):
+        response = await client.post(f"/v1/sessions/{session['id']}/cancel")
+        assert response.status_code == 202
+        assert response.json()["state"] == "cancelling"
+    response = await client.post(f"/v1/sessions/{session['id']}/events", json={"content": "x"})
+    assert response.status_code == 409
+    assert "takes no more messages" in response.json()["detail"]
+
+
+async def test_readiness_names_what_is_missing(client, db):
+    assert (await client.get("/readyz")).json()["checks"] == {"postgres": "ok", "nodes": "ok", "temporal": "ok"}
+    await db.execute("UPDATE nodes SET heartbeat_at = now() - interval '1 hour'")
+    response = await client.get("/readyz")
+    assert response.status_code == 503
+    assert response.json()["checks"]["nodes"] == "no node is up"
+    refused = await client.post("/v1/sessions", json={})
+    assert refused.status_code == 503
+    assert refused.headers["Retry-After"] == "1"
+
+
+async def test_openapi_is_served(client):
+    document = (await client.get("/v1/openapi.json")).json()
+    assert "/v1/sessions/{session_id}/events/stream" in document["paths"]
+
+
+async def frames(client, path, headers=None, until="session.cancelled"):
+    """Frames of a stream as (id, event) up to an event's type."""
+    found = []
+    async with client.stream("GET", path, headers=headers) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for line in response.aiter_lines():
+            if line.startswith("id:"):
+                found.append(int(line[3:]))
+            elif line.startswith("data:") and json.loads(line[5:])["type"] == until:
+                return found
+    return found
+
+
+async def test_a_stream_comes_back_at_its_cursor_and_misses_and_repeats_nothing(client, db):
+    session = await create(client)
+    for i in range(20):
+        await db.run(lambda c, i=i: _write(c, session["id"], i))
+    await sessions.request_end(db, "default", session["id"])
+    await sessions.finish(db, session["id"], "cancelled", {})
+    path = f"/v1/sessions/{session['id']}/events/stream"
+    whole = await frames(client, path)
+    assert whole == list(range(1, len(whole) + 1))
+    for cut in range(len(whole)):
+        again = await frames(client, path, {"Last-Event-ID": str(cut)})
+        assert again == whole[cut:]
+
+
+async def test_events_that_commit_while_a_reader_waits_reach_it(app, db, client):
+    session = await create(client)
+    hub = app.state.hub
+    from runtime.api.stream import events_after
+
+    seen: list[int] = []
+
+    async def read():
+        async for event in events_after(hub, db, session["id"], 0):
+            if event is not None:
+                seen.append(event["id"])
+
+    reader = asyncio.create_task(read())
+    for i in range(5):
+        await db.run(lambda c, i=i: _write(c, session["id"], i))
+    await sessions.request_end(db, "default", session["id"])
+    await sessions.finish(db, session["id"], "cancelled", {})
+    await reader
+    assert seen == list(range(1, len(seen) + 1))
+    assert len(seen) >= 8
+
+
+async def _write(connection, session_id, i):
+    from runtime.store import events
+
+    await events.append(connection, session_id, [Event("sandbox.note", {"i": i})])

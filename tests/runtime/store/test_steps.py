@@ -1,0 +1,142 @@
+import asyncio
+
+import asyncpg
+import pytest
+
+from runtime.errors import StaleEpoch
+from runtime.store import events, sessions, steps
+from runtime.store.values import Event, Segment
+from tests.runtime.store.conftest import checkpoint
+from workflows.contract import Progress
+from workflows.states import IllegalTransition
+from workflows.states import Event as Move
+
+
+async def test_a_completed_step_is_told_and_never_begun_again(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7, 8])
+    attempt = await story.begin(owner, 2)
+    await steps.append_tokens(db, owner, attempt, 0, [9], "x")
+    done = {"outcome": "final", "text": "x"}
+    await steps.complete(
+        db, owner, attempt, segments=[Segment("scaffold", [2])], output=done, checkpoint=checkpoint(5), to=Move.REST
+    )
+    before = await story.events()
+    again = await story.begin(owner, 2)
+    assert again.done == done
+    assert await story.events() == before
+    assert await steps.transcript(db, owner.session_id, 99) == [7, 8, 1, 9, 2]
+
+
+async def test_tokens_written_twice_are_kept_once(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    attempt = await story.begin(owner, 2)
+    for _ in range(3):
+        await steps.append_tokens(db, owner, attempt, 0, [10, 11], "ab")
+    await steps.append_tokens(db, owner, attempt, 2, [12], "c")
+    assert (await story.begin(owner, 2)).model_tokens == [10, 11, 12]
+    assert (await story.events()).count("model.delta") == 2
+
+
+async def test_a_gap_in_the_tokens_is_refused(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    attempt = await story.begin(owner, 2)
+    with pytest.raises(StaleEpoch, match="has 0 durable tokens, not 5"):
+        await steps.append_tokens(db, owner, attempt, 5, [10], "a")
+
+
+async def test_an_owner_of_an_older_epoch_can_write_nothing(story, db):
+    zombie = await story.placed()
+    await story.input(zombie, 1, [7])
+    attempt = await story.begin(zombie, 2)
+    owner = await story.take_over()
+    assert owner.epoch == zombie.epoch + 1
+    told = await story.events()
+    with pytest.raises(StaleEpoch):
+        await steps.append_tokens(db, zombie, attempt, 0, [10], "a")
+    with pytest.raises(StaleEpoch):
+        await steps.complete(db, zombie, attempt, segments=[], output={}, checkpoint=checkpoint(2))
+    with pytest.raises(StaleEpoch):
+        await events.write(db, zombie.session_id, [Event("kv.pinned")], epoch=zombie.epoch, step_no=2)
+    with pytest.raises(StaleEpoch):
+        await story.begin(zombie, 2)
+    assert await story.events() == told
+
+
+async def test_a_resumed_step_keeps_its_durable_tokens_and_says_how_many(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    attempt = await story.begin(owner, 2)
+    await steps.append_tokens(db, owner, attempt, 0, [10, 11], "ab")
+    owner = await story.take_over()
+    resumed = await story.begin(owner, 2)
+    assert (resumed.attempt_no, resumed.model_tokens) == (2, [10, 11])
+    retrying = (await events.read(db, owner.session_id, 0, 100))[-1]
+    assert (retrying["type"], retrying["data"]["keep"]) == ("step.retrying", 2)
+    rows = await db.fetch("SELECT outcome FROM attempts WHERE step_no = 2 ORDER BY attempt_no")
+    assert [row["outcome"] for row in rows] == ["lost", "running"]
+
+
+async def test_a_begin_repeated_after_a_lost_answer_opens_no_second_attempt(story):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    first = await story.begin(owner, 2, token="same")
+    assert (await story.begin(owner, 2, token="same")).attempt_no == first.attempt_no == 1
+
+
+async def test_positions_are_one_sequence_whoever_writes(story, db):
+    owner = await story.placed()
+    note = [Event("sandbox.note"), Event("sandbox.note")]
+    await asyncio.gather(
+        *(events.write(db, owner.session_id, note, epoch=owner.epoch, step_no=1) for _ in range(10)),
+        *(story.message() for _ in range(10)),
+    )
+    found = await events.read(db, owner.session_id, 0, 1000)
+    assert [event["id"] for event in found] == list(range(1, len(found) + 1))
+
+
+async def test_checkpoints_and_events_and_the_transcript_cannot_be_altered(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    for table in ("checkpoints", "events", "segments"):
+        with pytest.raises(asyncpg.CheckViolationError, match="immutable"):
+            await db.execute(f"UPDATE {table} SET tenant_id = tenant_id")
+
+
+async def test_progress_says_what_a_fresh_workflow_must_do(story, db):
+    owner = await story.placed()
+
+    async def progress() -> Progress:
+        return await db.run(lambda c: steps.progress(c, owner.session_id))
+
+    assert await progress() == Progress()
+    await story.input(owner, 1, [7])
+    assert await progress() == Progress(1, "input", "input", 0, "auto", 2)
+    attempt = await story.begin(owner, 2)
+    assert (await progress()).step_no == 1, "a step that runs has not ended"
+    await steps.complete(db, owner, attempt, segments=[], output={"outcome": "tools"}, checkpoint=checkpoint(2))
+    attempt = await story.begin(owner, 3, "tool")
+    await steps.complete(db, owner, attempt, segments=[], output={"outcome": "settled"}, checkpoint=checkpoint(2))
+    assert await progress() == Progress(3, "tool", "settled", 1, "auto", 2)
+    await story.begin(owner, 4)
+    await sessions.fail(db, owner.session_id, "no")
+    assert await progress() == Progress(4, "failed", "", 1, "auto", 2)
+
+
+async def test_a_move_that_the_table_does_not_have_is_refused_in_sql_too(story, db):
+    owner = await story.placed()
+    with pytest.raises(IllegalTransition, match="a session that is completed cannot think"):
+        await _force(db, owner.session_id, "completed")
+        await story.begin(owner, 1)
+    with pytest.raises(asyncpg.CheckViolationError, match="cannot go from completed to idle"):
+        await db.execute("UPDATE sessions SET state = 'idle'")
+    with pytest.raises(asyncpg.CheckViolationError, match="cannot fall"):
+        await db.execute("UPDATE sessions SET epoch = 0")
+
+
+async def _force(db, session_id, state):
+    await db.execute("ALTER TABLE sessions DISABLE TRIGGER guard_session_state")
+    await db.execute("UPDATE sessions SET state = $2 WHERE session_id = $1", session_id, state)
+    await db.execute("ALTER TABLE sessions ENABLE TRIGGER guard_session_state")

@@ -1,0 +1,274 @@
+"""The workflow on a real Temporal server, with activities that record what they were asked.
+
+Not on the time-skipping server: there an update that arrives while a workflow task is out can be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
+
+from workflows.contract import (
+    NODES_QUEUE,
+    ErrorType,
+    FailIn,
+    FinishIn,
+    InputIn,
+    Placement,
+    PlaceIn,
+    Progress,
+    SessionState,
+    StepIn,
+    StepOut,
+    ThinkIn,
+)
+from workflows.session import SessionWorkflow
+
+
+TEMPORAL = Path(sys.prefix) / "bin" / "temporal"
+
+
+class House:
+    """A node with a memory: each step is done once, and what was asked is kept in `log`."""
+
+    def __init__(self, rounds: int = 1) -> None:
+        self.rounds = rounds
+        self.log: list[tuple[object, ...]] = []
+        self.progress = Progress()
+        self.epoch = 0
+        self.lose: dict[int, list[str]] = {}  # step: error types to raise first
+        self.refuse: set[int] = set()
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.entered = asyncio.Event()
+        self.stepped = asyncio.Event()
+        self.queue = f"node-{uuid.uuid4().hex}"
+
+    @activity.defn(name="place")
+    async def place(self, what: PlaceIn) -> Placement:
+        self.epoch += 1
+        self.log.append(("place", self.epoch))
+        return Placement("n", self.queue, self.epoch, self.progress)
+
+    @activity.defn(name="take_input")
+    async def take_input(self, what: InputIn) -> StepOut:
+        self._enter("input", what.step_no, what.message_id)
+        self.progress = Progress(what.step_no, "input", "input", 0, "required", self.rounds)
+        return StepOut(self.progress)
+
+    @activity.defn(name="think")
+    async def think(self, what: ThinkIn) -> StepOut:
+        self._enter("think", what.step_no, what.tool_choice)
+        self.entered.set()
+        while not self.hold.is_set():
+            activity.heartbeat()
+            await asyncio.sleep(0.02)
+        outcome = "tools" if what.tool_choice == "required" else "final"
+        self.progress = replace(self.progress, step_no=what.step_no, kind="think", outcome=outcome)
+        return StepOut(self.progress)
+
+    @activity.defn(name="run_tools")
+    async def run_tools(self, what: StepIn) -> StepOut:
+        self._enter("tools", what.step_no)
+        rounds = self.progress.rounds + 1
+        self.progress = replace(self.progress, step_no=what.step_no, kind="tool", outcome="settled", rounds=rounds)
+        return StepOut(self.progress)
+
+    @activity.defn(name="fail")
+    async def fail(self, what: FailIn) -> StepOut:
+        self.log.append(("fail", what.message))
+        self.progress = replace(self.progress, step_no=self.progress.step_no + 1, kind="failed", outcome="")
+        return StepOut(self.progress)
+
+    @activity.defn(name="finish")
+    async def finish(self, what: FinishIn) -> None:
+        self.log.append(("finish", what.how))
+
+    def _enter(self, kind: str, step_no: int, *rest: object) -> None:
+        if self.lose.get(step_no):
+            error = self.lose[step_no].pop(0)
+            self.log.append(("lost", step_no))
+            raise ApplicationError("gone", type=error)
+        if step_no in self.refuse:
+            raise ApplicationError("too long for the context", type=ErrorType.REFUSED, non_retryable=True)
+        self.log.append((kind, step_no, *rest))
+        self.stepped.set()
+
+    def steps(self) -> list[tuple[object, ...]]:
+        return [entry for entry in self.log if entry[0] in ("input", "think", "tools")]
+
+
+@pytest.fixture(scope="module")
+async def client():
+    async with await WorkflowEnvironment.start_local(dev_server_existing_path=str(TEMPORAL)) as server:
+        yield server.client
+
+
+@pytest.fixture
+async def running(client):
+    """Start workers for a house; returns a function that starts a session in it."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(house: House, **state: object) -> WorkflowHandle:
+            queue = f"sessions-{uuid.uuid4().hex}"
+            # An exception in workflow code fails the workflow here; in production it is retried and alerts.
+            options = {"workflow_failure_exception_types": [Exception]}
+            await stack.enter_async_context(Worker(client, task_queue=queue, workflows=[SessionWorkflow], **options))
+            home = [house.take_input, house.think, house.run_tools]
+            await stack.enter_async_context(Worker(client, task_queue=house.queue, activities=home))
+            anywhere = [house.place, house.fail, house.finish]
+            await stack.enter_async_context(Worker(client, task_queue=NODES_QUEUE, activities=anywhere))
+            return await client.start_workflow(
+                SessionWorkflow.run, SessionState("s", **state), id=f"session/{uuid.uuid4().hex}", task_queue=queue
+            )
+
+        yield start
+
+
+
+
+async def end(handle: WorkflowHandle) -> None:
+    await handle.execute_update(SessionWorkflow.end, "cancelled")
+    assert await handle.result() == "cancelled"
+
+
+async def rested(house: House, steps: int) -> None:
+    """Wait until so many steps are done. """
+    while len(house.steps()) < steps:
+        house.stepped.clear()
+        await house.stepped.wait()
+
+
+async def test_a_message_leads_through_tool_rounds_to_an_answer_without_tools(running):
+    house = House(rounds=2)
+    handle = await running(house)
+    assert await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await rested(house, 6)
+    assert house.steps() == [
+        ("input", 1, "m1"),
+        ("think", 2, "required"),
+        ("tools", 3),
+        ("think", 4, "required"),
+        ("tools", 5),
+        ("think", 6, "none"),
+    ]
+    await end(handle)
+    assert house.log[-1] == ("finish", "cancelled")
+
+
+async def test_a_message_delivered_twice_is_taken_once(running):
+    house = House(rounds=0)
+    handle = await running(house)
+    assert await handle.execute_update(SessionWorkflow.deliver, "m1")
+    assert not await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await rested(house, 2)
+    assert [entry for entry in house.log if entry[0] == "input"] == [("input", 1, "m1")]
+    await end(handle)
+
+
+async def test_two_messages_at_once_are_one_run_after_the_other(running):
+    house = House(rounds=0)
+    handle = await running(house)
+    await asyncio.gather(*(handle.execute_update(SessionWorkflow.deliver, m) for m in ("a", "b")))
+    await rested(house, 4)
+    assert [entry[0] for entry in house.steps()] == ["input", "think", "input", "think"]
+    await end(handle)
+
+
+@pytest.mark.parametrize("error", [ErrorType.ENGINE_LOST, ErrorType.SANDBOX_LOST, ErrorType.STALE_EPOCH, ErrorType.DRAINING])
+async def test_a_lost_engine_costs_a_new_placement_and_no_finished_step(running, error):
+    house = House(rounds=1)
+    house.lose = {2: [error], 3: [error, error]}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await rested(house, 4)
+    assert house.steps() == [("input", 1, "m1"), ("think", 2, "required"), ("tools", 3), ("think", 4, "none")]
+    assert house.epoch == 4
+    await end(handle)
+
+
+async def test_a_refused_step_fails_the_session_and_the_next_message_is_taken(running):
+    house = House(rounds=0)
+    house.refuse = {1}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await handle.execute_update(SessionWorkflow.deliver, "m2")
+    await rested(house, 2)
+    assert ("fail", "too long for the context") in house.log
+    assert house.steps() == [("input", 2, "m2"), ("think", 3, "none")]
+    await end(handle)
+
+
+async def test_cancel_stops_a_think_and_frees_everything_before_it_is_done(running):
+    house = House(rounds=0)
+    house.hold.clear()
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await house.entered.wait()
+    await end(handle)
+    assert house.log[-1] == ("finish", "cancelled")
+    assert house.progress.kind == "input"
+
+
+async def test_an_ending_session_refuses_messages_in_a_sentence(running):
+    house = House(rounds=0)
+    house.hold.clear()
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await house.entered.wait()
+    await handle.execute_update(SessionWorkflow.end, "cancelled")
+    try:
+        await handle.execute_update(SessionWorkflow.deliver, "m2")
+    except WorkflowUpdateFailedError as refused:
+        assert "takes no more messages" in str(refused.cause)
+    except Exception as gone:  # the workflow had already completed
+        assert "completed" in str(gone)
+    else:
+        pytest.fail("a message was accepted by a session that ends")
+    await handle.result()
+
+
+async def test_a_long_run_continues_as_new_and_repeats_nothing(running):
+    house = House(rounds=3)
+    handle = await running(house, max_events=20)
+    for i in range(3):
+        await handle.execute_update(SessionWorkflow.deliver, f"m{i}")
+        await rested(house, 8 * (i + 1))
+    numbers = [entry[1] for entry in house.steps()]
+    assert numbers == list(range(1, 25))
+    description = await handle.describe()
+    assert description.run_id != handle.first_execution_run_id
+    assert house.epoch == 1
+    await end(handle)
+
+
+async def test_a_workflow_that_was_lost_goes_on_at_the_step_that_was_not_completed(running):
+    house = House(rounds=1)
+    house.progress = Progress(7, "think", "tools", 0, "required", 1)
+    handle = await running(house)
+    await rested(house, 2)
+    assert house.steps() == [("tools", 8), ("think", 9, "none")]
+    await end(handle)
+
+
+async def test_a_recorded_history_replays(running, client: Client):
+    from temporalio.worker import Replayer
+
+    house = House(rounds=1)
+    house.lose = {3: [ErrorType.ENGINE_LOST]}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await rested(house, 4)
+    await end(handle)
+    await Replayer(workflows=[SessionWorkflow]).replay_workflow(await handle.fetch_history())
