@@ -15,6 +15,7 @@ from temporalio.client import (
     Client,
     WithStartWorkflowOperation,
     WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
     WorkflowUpdateStage,
 )
 from temporalio.common import WorkflowIDConflictPolicy
@@ -112,5 +113,5 @@ async def quietly(sending: Awaitable[None]) -> None:
     """One session that cannot be reached does not keep the others waiting."""
     try:
         await sending
-    except (RPCError, WorkflowUpdateFailedError, TimeoutError) as error:
+    except (RPCError, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
         log.info("not delivered yet: %s", error)
