@@ -16,6 +16,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
@@ -25,8 +26,8 @@ from workflows.contract import (
     FailIn,
     FinishIn,
     InputIn,
-    Placement,
     PlaceIn,
+    Placement,
     Progress,
     SessionState,
     StepIn,
@@ -34,7 +35,6 @@ from workflows.contract import (
     ThinkIn,
 )
 from workflows.session import SessionWorkflow
-
 
 TEMPORAL = Path(sys.prefix) / "bin" / "temporal"
 
@@ -136,15 +136,13 @@ async def running(client):
         yield start
 
 
-
-
 async def end(handle: WorkflowHandle) -> None:
     await handle.execute_update(SessionWorkflow.end, "cancelled")
     assert await handle.result() == "cancelled"
 
 
 async def rested(house: House, steps: int) -> None:
-    """Wait until so many steps are done. """
+    """Wait until so many steps are done."""
     while len(house.steps()) < steps:
         house.stepped.clear()
         await house.stepped.wait()
@@ -186,7 +184,10 @@ async def test_two_messages_at_once_are_one_run_after_the_other(running):
     await end(handle)
 
 
-@pytest.mark.parametrize("error", [ErrorType.ENGINE_LOST, ErrorType.SANDBOX_LOST, ErrorType.STALE_EPOCH, ErrorType.DRAINING])
+LOST = (ErrorType.ENGINE_LOST, ErrorType.SANDBOX_LOST, ErrorType.STALE_EPOCH, ErrorType.DRAINING)
+
+
+@pytest.mark.parametrize("error", LOST)
 async def test_a_lost_engine_costs_a_new_placement_and_no_finished_step(running, error):
     house = House(rounds=1)
     house.lose = {2: [error], 3: [error, error]}
@@ -228,14 +229,10 @@ async def test_an_ending_session_refuses_messages_in_a_sentence(running):
     await handle.execute_update(SessionWorkflow.deliver, "m1")
     await house.entered.wait()
     await handle.execute_update(SessionWorkflow.end, "cancelled")
-    try:
+    with pytest.raises((WorkflowUpdateFailedError, RPCError)) as refused:  # it may have completed meanwhile
         await handle.execute_update(SessionWorkflow.deliver, "m2")
-    except WorkflowUpdateFailedError as refused:
-        assert "takes no more messages" in str(refused.cause)
-    except Exception as gone:  # the workflow had already completed
-        assert "completed" in str(gone)
-    else:
-        pytest.fail("a message was accepted by a session that ends")
+    told = str(refused.value.cause if isinstance(refused.value, WorkflowUpdateFailedError) else refused.value)
+    assert "takes no more messages" in told or "completed" in told
     await handle.result()
 
 

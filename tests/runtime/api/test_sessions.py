@@ -120,7 +120,9 @@ async def test_a_tool_choice_that_names_no_tool_lists_those_there_are(client):
     assert "required or one of ping" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["", "/events", "/steps", "/attempts", "/checkpoints", "/transcript", "/kv", "/events/stream"])
+@pytest.mark.parametrize(
+    "path", ["", "/events", "/steps", "/attempts", "/checkpoints", "/transcript", "/kv", "/events/stream"]
+)
 async def test_an_unknown_session_is_not_found_on_every_route(client, path):
     response = await client.get(f"/v1/sessions/ses_nowhere{path}")
     assert response.status_code == 404
@@ -134,7 +136,12 @@ async def test_a_wrong_or_missing_key_opens_nothing(client):
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Host": "127.0.0.1.evil.example"}],
+    [
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Host": "127.0.0.1.evil.example"},
+    ],
 )
 async def test_a_page_of_the_web_cannot_reach_the_api_through_a_browser(client, headers):
     response = await client.get("/v1/sessions", headers=headers)

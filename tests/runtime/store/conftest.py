@@ -38,7 +38,9 @@ class Story:
         await sessions.accept_message(self.db, fleet.DEFAULT_TENANT, self.session_id, message_id, content, given)
         return message_id
 
-    async def begin(self, owner: Owner, no: int, kind: str = "think", token: str = "", message: str | None = None) -> Attempt:
+    async def begin(
+        self, owner: Owner, no: int, kind: str = "think", token: str = "", message: str | None = None
+    ) -> Attempt:
         to = Move.RUN_TOOL if kind == "tool" else Move.THINK
         token = token or f"t{next(self.tokens)}"
         opening = Segment("scaffold", [1]) if kind == "think" else None
@@ -65,5 +67,3 @@ class Story:
 @pytest.fixture
 def story(db: Database) -> Story:
     return Story(db)
-
-

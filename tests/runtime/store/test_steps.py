@@ -8,8 +8,8 @@ from runtime.store import events, sessions, steps
 from runtime.store.values import Event, Segment
 from tests.runtime.store.conftest import checkpoint
 from workflows.contract import Progress
-from workflows.states import IllegalTransition
 from workflows.states import Event as Move
+from workflows.states import IllegalTransition
 
 
 async def test_a_completed_step_is_told_and_never_begun_again(story, db):
@@ -127,8 +127,8 @@ async def test_progress_says_what_a_fresh_workflow_must_do(story, db):
 
 async def test_a_move_that_the_table_does_not_have_is_refused_in_sql_too(story, db):
     owner = await story.placed()
+    await _force(db, owner.session_id, "completed")
     with pytest.raises(IllegalTransition, match="a session that is completed cannot think"):
-        await _force(db, owner.session_id, "completed")
         await story.begin(owner, 1)
     with pytest.raises(asyncpg.CheckViolationError, match="cannot go from completed to idle"):
         await db.execute("UPDATE sessions SET state = 'idle'")
