@@ -129,11 +129,14 @@ async def one_seed(
 def _mark_twice(stack: Stack) -> Callable[[tenuto.Event], None]:
     """Leaves the mark that a second run of each call would leave."""
 
+    session_id: list[str] = []
+
     def watch(event: tenuto.Event) -> None:
+        if event.type == "session.created":
+            session_id.append(event.data["session_id"])
         if event.type == "tool.settled":
-            with outside_log(stack).open("r+") as log:
-                last = log.read().split()[-1]
-                log.write(f"{last}\n")
+            with outside_log(stack, session_id[0]).open("a") as log:
+                log.write(f"{session_id[0]}/{event.step}/{event.data['call']}\n")
 
     return watch
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,13 +57,13 @@ class Settings:
     arena_dir: Path
     model: str
     host_kv_bytes: int
-    postgres_dsn: str | None = None
+    postgres_dsn: str | None = field(default=None, repr=False)
     temporal_address: str | None = None
     temporal_namespace: str = "default"
     api_host: str = "127.0.0.1"
     api_port: int = 8300
     api_url: str | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     engine_address: str | None = None
     engine_threads: int | None = None
     engine_dtype: str = "bf16"
@@ -119,11 +119,6 @@ class Settings:
     @property
     def engine_address_required(self) -> str:
         return _required(self.engine_address, "TENUTO_ENGINE_ADDRESS", "an engine")
-
-    @property
-    def sandbox_backend(self) -> str | None:
-        """The backend asked for, or None for whichever answers."""
-        return None if self.sandbox == "auto" else self.sandbox
 
     @property
     def model_path(self) -> Path:
@@ -194,16 +189,21 @@ class Settings:
 
 @dataclass(frozen=True)
 class Key:
-    """How the text of a key becomes the value of a field. `parse` raises ValueError with what the value may be."""
+    """How the text of a key becomes the value of a field. `parse` raises ValueError with what the value may be.
+
+    A secret is not shown in errors: they end up in logs.
+    """
 
     field: str
     parse: Callable[[str], Any]
+    secret: bool = False
 
     def read(self, key: str, text: str) -> Any:
         try:
             return self.parse(text.strip())
         except (ValueError, SandboxUsageError) as error:
-            raise SettingsError(f"{key} is {text!r}; {error}") from None
+            shown = "not usable" if self.secret else repr(text)
+            raise SettingsError(f"{key} is {shown}; {error}") from None
 
     def show(self, value: Any) -> str:
         if value is None:
@@ -287,13 +287,15 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_HOME": Key("home", _path),
     "TENUTO_MODELS": Key("models_dir", _path),
     "TENUTO_MODEL": Key("model", _model),
-    "TENUTO_POSTGRES_DSN": Key("postgres_dsn", _matching(r"postgres(ql)?://\S+", "postgresql://user@host/database")),
+    "TENUTO_POSTGRES_DSN": Key(
+        "postgres_dsn", _matching(r"postgres(ql)?://\S+", "postgresql://user@host/database"), True
+    ),
     "TENUTO_TEMPORAL_ADDRESS": Key("temporal_address", _matching(_HOST_PORT, "host:port")),
     "TENUTO_TEMPORAL_NAMESPACE": Key("temporal_namespace", _matching(r"[\w.-]{1,128}", "letters, digits, - and .")),
     "TENUTO_API_HOST": Key("api_host", _matching(r"[\w.:-]+", "a host name or an address")),
     "TENUTO_API_PORT": Key("api_port", _number(int, 0, 65535, "a port, or 0 for a free one")),
     "TENUTO_API_URL": Key("api_url", _matching(r"https?://\S+", "an http:// or https:// address")),
-    "TENUTO_API_KEY": Key("api_key", _matching(r"\S+", "a key without spaces")),
+    "TENUTO_API_KEY": Key("api_key", _matching(r"\S+", "a key without spaces"), True),
     "TENUTO_ENGINE_ADDRESS": Key(
         "engine_address", _matching(rf"/\S+|{_HOST_PORT}", "the path of a unix socket, or host:port")
     ),

@@ -11,7 +11,7 @@ import ctypes
 import json
 import os
 import signal
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,17 +212,21 @@ class Supervisor:
             if (facts := _json(line)) is not None:
                 self._on_event("progress", **{"message": child.describe(facts), **facts, "name": child.name})
 
-        log = self._log(child.name)
-        try:
-            process = await _spawn(child, stdout=PIPE, stderr=PIPE)
-        except BaseException:
-            log.close()
-            raise
-        running.process = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        pumps = [_pump(process.stdout, log, on_out), _pump(process.stderr, log, on_err)]
-        running.pumps = [asyncio.create_task(_pump_all(pumps, log))]
+        await _end_pumps(running.pumps)
+        with self._log(child.name) as log:
+            # Pipes of our own: waiting for the process must not wait for whoever else inherited asyncio's.
+            (out, child_out), (err, child_err) = os.pipe(), os.pipe()
+            try:
+                running.process = await _spawn(child, stdout=child_out, stderr=child_err)
+            except BaseException:
+                os.close(out)
+                os.close(err)
+                raise
+            finally:
+                os.close(child_out)
+                os.close(child_err)
+            pumps = (_pump(fd, os.dup(log.fileno()), tell) for fd, tell in ((out, on_out), (err, on_err)))
+            running.pumps = [asyncio.create_task(one) for one in pumps]
         return first_line
 
     async def _end(self, running: _Running) -> None:
@@ -243,11 +247,7 @@ class Supervisor:
                 await process.wait()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        if running.pumps:
-            await asyncio.wait(running.pumps, timeout=1.0)
-        for pump in running.pumps:
-            pump.cancel()
-        await asyncio.gather(*running.pumps, return_exceptions=True)
+        await _end_pumps(running.pumps)
 
     def _give_up(self, child: Child, how: str) -> None:
         words = self._last_words(child.name)
@@ -277,8 +277,9 @@ class Supervisor:
         path = self._logs / f"{name}.log"
         with contextlib.suppress(OSError), path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - 4096))
-            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-            return lines[-1][:400] if lines else "none"
+            lines = [line for line in log.read().splitlines() if line.strip()]
+            last = lines[-1] if lines else b"none"
+            return str((_json(last) or {}).get("error") or last.decode(errors="replace"))[:400]
         return "none"
 
 
@@ -294,7 +295,6 @@ async def _spawn(child: Child, *, stdout: int | IO[bytes], stderr: int | IO[byte
         stdin=asyncio.subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        limit=_LINE_BYTES,
         start_new_session=True,
         umask=0o077,
         preexec_fn=_die_with(os.getpid(), child.death_signal),
@@ -313,21 +313,31 @@ def _die_with(parent: int, number: int) -> Callable[[], None]:
     return ask
 
 
-async def _pump_all(pumps: Sequence[Awaitable[None]], log: IO[bytes]) -> None:
-    with log:
-        await asyncio.gather(*pumps)
+async def _pump(pipe: int, log: int, on_line: Callable[[bytes], None]) -> None:
+    """Reads to the end, whatever comes; a full disk loses log lines and nothing else. Closes both."""
+    reader, rest = asyncio.StreamReader(), b""
+    with os.fdopen(pipe, "rb", buffering=0) as source, os.fdopen(log, "ab", buffering=0) as target:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
+        try:
+            while chunk := await reader.read(65536):
+                with contextlib.suppress(OSError):
+                    target.write(chunk)
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    on_line(line)
+                rest = rest[-_LINE_BYTES:]
+        finally:
+            transport.close()
 
 
-async def _pump(stream: asyncio.StreamReader, log: IO[bytes], on_line: Callable[[bytes], None]) -> None:
-    """Reads to the end, whatever comes; a full disk loses log lines and nothing else."""
-    rest = b""
-    while chunk := await stream.read(65536):
-        with contextlib.suppress(OSError):
-            log.write(chunk)
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            on_line(line)
-        rest = rest[-_LINE_BYTES:]
+async def _end_pumps(pumps: Sequence[asyncio.Task[None]]) -> None:
+    """Lets them read what is left; what a grandchild might still write is not waited for."""
+    if pumps:
+        await asyncio.wait(pumps, timeout=1.0)
+    for pump in pumps:
+        pump.cancel()
+    await asyncio.gather(*pumps, return_exceptions=True)
 
 
 def _json(line: bytes) -> dict[str, Any] | None:

@@ -159,8 +159,9 @@ async def engine(stack: Stack) -> None:
 
 def _loading(facts: Mapping[str, Any]) -> str:
     """Words for a line of progress of the engine."""
-    words = ", ".join(f"{key} {value}" for key, value in facts.items())
-    return f"engine: {words}"
+    if "error" in facts:
+        return f"engine: {facts['error']}"
+    return f"{facts.get('what', 'loading')} {facts.get('progress', 0):.0%}"
 
 
 async def api(stack: Stack) -> None:
@@ -198,7 +199,7 @@ async def _reap_sandboxes(settings: Settings) -> None:
     """A sandbox outlives its node on purpose; it does not outlive the stack. Sessions go on from their snapshots."""
     from sandbox import choose_driver
 
-    driver = await choose_driver(settings.home, settings.run_dir, settings.sandbox_backend)
+    driver = await choose_driver(settings.home, settings.run_dir, settings.sandbox)
     await driver.reap(())
 
 

@@ -37,8 +37,7 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
     card = await checked_model(db, body.model)
     config = body.config(card["model"])
     try:
-        for name in config.files:
-            snapshots.check_name(name)
+        snapshots.plan({name: text.encode() for name, text in config.files.items()})
     except SandboxUsageError as error:
         raise InvalidRequest(f"files: {error}", param="files") from error
     ensure_tools_work(config)

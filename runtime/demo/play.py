@@ -94,7 +94,8 @@ def count_repeats(stack: Stack, session_id: str, checkpoints: Sequence[Mapping[s
     tree = snapshots.load(checkpoints[-1]["workspace_root"], store)
     marks = [store.get(blob) for path, blob, _ in snapshots.files(tree) if path == "calls.log"]
     inside = marks[0] if marks else b""
-    outside = outside_log(stack).read_text() if outside_log(stack).exists() else ""
+    mark = outside_log(stack, session_id)
+    outside = mark.read_text() if mark.exists() else ""
     repeats = 0
     calls: Counter[str] = Counter()
     for log in (inside.decode(), outside):
@@ -103,8 +104,9 @@ def count_repeats(stack: Stack, session_id: str, checkpoints: Sequence[Mapping[s
     return len(calls), repeats
 
 
-def outside_log(stack: Stack) -> Path:
-    return stack.settings.sandbox_volumes[0].source / "calls.log"
+def outside_log(stack: Stack, session_id: str) -> Path:
+    """The counter outside the workspace. One per session, since each session's tools run as another user."""
+    return stack.settings.sandbox_volumes[0].source / f"{session_id}.log"
 
 
 class _Executioner:

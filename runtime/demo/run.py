@@ -108,7 +108,7 @@ def demo_environment(home: Path, model: str) -> dict[str, str]:
         "TENUTO_MODEL": model,
         "TENUTO_API_PORT": "0",
         "TENUTO_NVME_AFTER_S": str(NVME_AFTER_S),
-        "TENUTO_SANDBOX_VOLUMES": f"{outside}:/outside",
+        "TENUTO_SANDBOX_VOLUMES": f"{outside}:/mnt/outside",
     }
 
 
@@ -156,7 +156,7 @@ async def left_in_stack(stack: Stack) -> list[str]:
 def pages_held(stats: dict[str, Any]) -> dict[str, int]:
     """Pages that sessions hold, per place, from the engine's statistics."""
     return {
-        "device": int(stats["pages"]["in_use"]),
+        "device": int(stats["pool"]["total"]) - int(stats["pool"]["free"]),
         "host": int(stats["tiers"]["host"]["pages"]),
         "nvme": int(stats["tiers"]["nvme"]["pages"]),
     }

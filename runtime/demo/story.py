@@ -19,7 +19,7 @@ arguments = json.load(sys.stdin)
 key = os.environ["TENUTO_CALL_KEY"]
 with open("/work/calls.log", "a") as inside:
     inside.write(key + "\\n")
-with open("/outside/calls.log", "a") as outside:
+with open("/mnt/outside/" + key.split("/")[0] + ".log", "a") as outside:
     outside.write(key + "\\n")
 number = sum(1 for _ in open("/work/calls.log"))
 time.sleep({long} if number == {which} else {short})

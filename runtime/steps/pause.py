@@ -72,7 +72,7 @@ async def _intend(
                 salt=attempt.session.salt,
                 tier=tier,
                 wait=wait,
-                
+                evict=evict,
             )
         )
     except EngineGone:

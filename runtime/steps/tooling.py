@@ -101,11 +101,8 @@ async def _settle(
         command = _command(config, call)
     except (BadArguments, InvalidRequest) as refused:
         # The model asked for something that is no call; it is told so and may do better.
-        result, output, after = (
-            {"reason": "refused", "code": None},
-            str(refused).encode(),
-            claim.snapshot_before,
-        )
+        result: dict[str, Any] = {"reason": "refused", "code": None}
+        output, after = str(refused).encode(), claim.snapshot_before
     else:
         done, after = await _run(s, owner, attempt, config, call, claim, command)
         result = {

@@ -33,7 +33,7 @@ async def create(db: Database, tenant_id: str, session_id: str, config: Mapping[
             seed,
         )
         if made:
-            created = Event("session.created", {"model": config["model"], "seed": seed})
+            created = Event("session.created", {"session_id": session_id, "model": config["model"], "seed": seed})
             await events.append(connection, session_id, [created])
 
     await db.run(work)
