@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tenuto
@@ -16,24 +15,28 @@ TOOL_S = 1.5  # long enough for the pages to have moved before the tool ends
 
 
 async def first_token_times(
-    client: tenuto.AsyncClient, context_tokens: int, seed: int, say: Callable[[str], None]
+    client: tenuto.AsyncClient, model_path: Path, context_tokens: int, seed: int, say: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     """Milliseconds from the tool's end to the first token that follows, per place; and where the tokens came from.
 
     Each place is a session of its own with `context_tokens` of context or more, so that none helps another.
     """
+    tokenizer = load_tokenizer(model_path)
     times: dict[str, float] = {}
     sources: dict[str, dict[str, Any]] = {}
+    handbooks = {
+        place: story.handbook(context_tokens, seed * 10 + number, lambda text: len(tokenizer.encode(text)))
+        for number, place in enumerate(POLICIES)
+    }
     for number, (place, policy) in enumerate(POLICIES.items()):
         say(f"timing: KV {place}")
-        times[place], sources[place] = await _one(client, policy, context_tokens, seed * 10 + number)
+        times[place], sources[place] = await _one(client, policy, handbooks[place], seed * 10 + number)
     return times, sources
 
 
-async def _one(client: tenuto.AsyncClient, policy: str, context_tokens: int, salt: int) -> tuple[float, dict[str, Any]]:
-    spec = story.session(salt, 0.0, long_s=TOOL_S, short_s=TOOL_S)
-    # A word of the handbook is a little more than one token.
-    spec |= {"system": story.handbook(context_tokens, salt), "kv": {"on_tool": policy}}
+async def _one(client: tenuto.AsyncClient, policy: str, handbook: str, seed: int) -> tuple[float, dict[str, Any]]:
+    spec = story.session(seed, 0.0, long_s=TOOL_S, short_s=TOOL_S)
+    spec |= {"system": handbook, "kv": {"on_tool": policy}}
     session = await client.sessions.create(**spec)
     turn = tenuto.TurnReader(await session.send(**{**story.MESSAGE, "max_tool_rounds": 1}))
     async for event in session.stream():
@@ -46,14 +49,3 @@ async def _one(client: tenuto.AsyncClient, policy: str, context_tokens: int, sal
     think = next(event for event in turn.events if event.type == "step.completed" and event.step == first.step)
     await session.cancel()
     return (first.created_at - settled.created_at).total_seconds() * 1000, think.data["kv"]
-
-
-async def median_times(
-    client: tenuto.AsyncClient, context_tokens: int, seed: int, repeats: int, say: Callable[[str], None]
-) -> dict[str, float]:
-    """Medians of interleaved rounds."""
-    rounds = []
-    for i in range(repeats):
-        rounds.append((await first_token_times(client, context_tokens, seed + i, say))[0])
-        await asyncio.sleep(0)
-    return {place: statistics.median(r[place] for r in rounds) for place in POLICIES}

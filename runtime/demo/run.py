@@ -85,7 +85,11 @@ async def run_demo(options: DemoOptions, console: Console) -> Outcome:
             async with tenuto.AsyncClient(stack.api_url, stack.api_key) as client:
                 await _story_twice(stack, client, options, outcome, console)
                 outcome.ttft_ms, outcome.sources = await measure.first_token_times(
-                    client, options.context_tokens, options.seed, lambda text: console.print(text, highlight=False)
+                    client,
+                    stack.settings.model_path,
+                    options.context_tokens,
+                    options.seed,
+                    lambda text: console.print(text, highlight=False),
                 )
             outcome.left_behind = await left_in_stack(stack)
             pids |= dict(stack.state()["processes"])
@@ -163,7 +167,13 @@ def pages_held(stats: dict[str, Any]) -> dict[str, int]:
 
 
 def _print_table(outcome: Outcome, console: Console) -> None:
-    table = Table(title="\nwhat it cost", title_justify="left", box=None, show_header=False, pad_edge=False)
+    table = Table(
+        title="\nwhat it cost (first token: from the end of the tool to the first token after it)",
+        title_justify="left",
+        box=None,
+        show_header=False,
+        pad_edge=False,
+    )
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")
@@ -171,12 +181,12 @@ def _print_table(outcome: Outcome, console: Console) -> None:
     for place, ms in outcome.ttft_ms.items():
         source = ", ".join(f"{n} {name}" for name, n in outcome.sources[place].items() if n)
         ratio = f"{ms / recompute:.2f} of recompute; " if recompute else ""
-        table.add_row(f"first token after a tool, KV {place}", f"{ms:.0f} ms", f"{ratio}tokens: {source}")
-    table.add_row("tokens recomputed after the kills", str(outcome.tokens_recomputed), f"of {outcome.tokens}")
+        table.add_row(f"first token, KV {place}", f"{ms:.0f} ms", f"{ratio}tokens: {source}")
+    table.add_row("tokens recomputed", str(outcome.tokens_recomputed), f"after the kills, of {outcome.tokens}")
     table.add_row(
         "steps repeated", str(outcome.steps_repeated), "by the tools' own marks, in the workspace and outside"
     )
-    table.add_row("token ids equal the undisturbed run", "yes" if outcome.text_equal else "NO", "")
+    table.add_row("token ids equal", "yes" if outcome.text_equal else "NO", "to the undisturbed run of the same seed")
     table.add_row("left behind", str(len(outcome.left_behind)), "; ".join(outcome.left_behind))
     table.add_row("took", f"{outcome.took_s:.0f} s", "")
     console.print(table)

@@ -7,6 +7,7 @@ Every tool appends its call key to a counter in the workspace (undone with the w
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 ROUNDS = 3
@@ -79,15 +80,13 @@ def session(seed: int, temperature: float, *, long_s: float = 6.0, short_s: floa
 MESSAGE: dict[str, Any] = {"content": TASK, "tool_choice": "required", "max_tool_rounds": ROUNDS}
 
 
-def handbook(words: int, salt: int) -> str:
-    """A long and unique system prompt, so that the pages of one measurement serve no other."""
+def handbook(tokens: int, salt: int, count: Callable[[str], int]) -> str:
+    """A unique system prompt of at least so many tokens, so that the pages of one measurement serve no other."""
     rng = random.Random(salt)
     nouns = "harbour tide pier ferry crane buoy anchor pilot chart signal cargo berth lock quay mast".split()
     verbs = "checks moves records reports clears holds counts logs inspects releases".split()
     lines = [f"Handbook number {salt}. {SYSTEM}"]
-    count = 0
-    while count < words:
-        sentence = f"Rule {len(lines)}: the {rng.choice(nouns)} {rng.choice(verbs)} the {rng.choice(nouns)}."
-        lines.append(sentence)
-        count += len(sentence.split())
+    while count("\n".join(lines)) < tokens:
+        for _ in range(10):
+            lines.append(f"Rule {len(lines)}: the {rng.choice(nouns)} {rng.choice(verbs)} the {rng.choice(nouns)}.")
     return "\n".join(lines)

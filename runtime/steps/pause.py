@@ -30,7 +30,7 @@ async def kv_pause(s: Services, owner: Owner, attempt: Attempt, policy: str) -> 
     if policy == "pin":
         await _intend(s, owner, attempt, "release", None)
     elif policy != "drop":
-        await _intend(s, owner, attempt, "prefetch", None, wait=False)
+        await _intend(s, owner, attempt, "prefetch", None)
 
 
 async def _move_out(s: Services, owner: Owner, attempt: Attempt, policy: str) -> None:
@@ -58,7 +58,6 @@ async def _intend(
     intent: str,
     tier: str | None,
     *,
-    wait: bool = True,
     evict: bool = False,
 ) -> None:
     """One intent to the engine, its receipt in the log. An engine that is gone is the next think's concern."""
@@ -71,7 +70,7 @@ async def _intend(
                 epoch=owner.epoch,
                 salt=attempt.session.salt,
                 tier=tier,
-                wait=wait,
+                wait=True,
                 evict=evict,
             )
         )

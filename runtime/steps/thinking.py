@@ -76,7 +76,7 @@ async def _generate(
         grammar=tool_grammar(tool_specs(config), tool_choice),
         replay=len(sampled),
         salt=attempt.session.salt,
-        known_tokens=await _known_tokens(s, owner.session_id, len(sampled)),
+        known_tokens=await _known_tokens(s, owner.session_id, len(prompt), len(sampled)),
     )
     received = _Received()
     receiving = asyncio.create_task(received.take(generation))
@@ -157,20 +157,17 @@ async def _tell_source(s: Services, owner: Owner, attempt: Attempt, prefill: dic
     await fleet.note_residency(s.db, owner.session_id, attempt.session.tenant_id, "device", prefill)
 
 
-async def _known_tokens(s: Services, session_id: str, sampled: int) -> int:
-    """How many tokens of the prompt had KV once: all up to the last think, and this one's own if it was resumed."""
+async def _known_tokens(s: Services, session_id: str, prompt: int, sampled: int) -> int:
+    """How many tokens of the prompt had their KV once: as many as the engine held after the last think, or, if this
+    one is resumed, all but the last of those sampled."""
+    if sampled:
+        return prompt + sampled - 1
     row = await s.db.fetchrow(
-        "SELECT token_start + token_count AS until FROM steps"
+        "SELECT output -> 'kv_tokens' AS tokens FROM steps"
         " WHERE session_id = $1 AND kind = 'think' AND state = 'completed' ORDER BY step_no DESC LIMIT 1",
         session_id,
     )
-    if sampled:
-        running = await s.db.fetchrow(
-            "SELECT token_start FROM steps WHERE session_id = $1 AND state = 'running'", session_id
-        )
-        if running is not None:
-            return int(running["token_start"]) + sampled
-    return int(row["until"]) if row else 0
+    return int(row["tokens"]) if row else 0
 
 
 async def _complete(
@@ -194,6 +191,7 @@ async def _complete(
         "text": parsed.text,
         "calls": [{"name": c.name, "arguments": c.arguments} for c in parsed.calls] if outcome == "tools" else [],
         "sampled": len(sampled),
+        "kv_tokens": state.tokens,
         **finish,
     }
     await steps.complete(
