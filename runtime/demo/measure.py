@@ -8,6 +8,7 @@ from typing import Any
 
 import tenuto
 
+from engine.tokens import load_tokenizer
 from runtime.demo import story
 
 POLICIES = {"pinned": "pin", "host": "host", "nvme": "nvme", "recompute": "drop"}

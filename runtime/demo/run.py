@@ -167,13 +167,8 @@ def pages_held(stats: dict[str, Any]) -> dict[str, int]:
 
 
 def _print_table(outcome: Outcome, console: Console) -> None:
-    table = Table(
-        title="\nwhat it cost (first token: from the end of the tool to the first token after it)",
-        title_justify="left",
-        box=None,
-        show_header=False,
-        pad_edge=False,
-    )
+    title = "\nwhat it cost (first token: from the end of the tool to the first token after it)"
+    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+import pytest_asyncio
+import tenuto
 
 from runtime.demo import story
 from runtime.demo.play import Kill, Played, play, random_kills
 from runtime.demo.run import left_in_stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
 PARTS = ("node", "engine", "worker", "api", "temporal", "postgres")
 TOOL_S = (0.5, 2.0, 0.5)
@@ -20,10 +22,8 @@ def spec(seed: int) -> dict:
     return story.session(seed, 0.8, long_s=TOOL_S[1], short_s=TOOL_S[0])
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def calm(stack) -> Played:
-    import tenuto
-
     async with tenuto.AsyncClient(stack.api_url, stack.api_key) as client:
         return await play(stack, client, spec(11))
 

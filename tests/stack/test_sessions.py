@@ -9,7 +9,7 @@ import tenuto
 
 from runtime.demo.run import left_in_stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
 ECHO = {
     "name": "echo",

@@ -1,0 +1,68 @@
+"""Inference behind a token-level protocol. This face loads no torch; `open_engine` does, when it is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.catalogue import CatalogueEntry, models, pull, resolve
+from engine.client import Done, EngineClient, Event, KvReceipt, KvState, Prefill, Tokens
+from engine.errors import (
+    REQUEST_CODES,
+    DownloadError,
+    EngineError,
+    EngineFault,
+    EngineGone,
+    ModelError,
+    ModelFileError,
+    ModelNotPulled,
+    PageError,
+    RequestError,
+    TemplateError,
+    ToolSchemaError,
+    UnknownModel,
+    WeightsCacheError,
+)
+from engine.request import Sampling
+from engine.wire import ModelCard
+
+if TYPE_CHECKING:
+    from engine.launch import Engine, EngineSettings, Progress
+
+
+def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
+    """See `engine.launch.open_engine`."""
+    from engine import launch
+
+    return launch.open_engine(settings, progress)
+
+
+__all__ = [
+    "REQUEST_CODES",
+    "CatalogueEntry",
+    "Done",
+    "DownloadError",
+    "EngineClient",
+    "EngineError",
+    "EngineFault",
+    "EngineGone",
+    "Event",
+    "KvReceipt",
+    "KvState",
+    "ModelCard",
+    "ModelError",
+    "ModelFileError",
+    "ModelNotPulled",
+    "PageError",
+    "Prefill",
+    "RequestError",
+    "Sampling",
+    "TemplateError",
+    "Tokens",
+    "ToolSchemaError",
+    "UnknownModel",
+    "WeightsCacheError",
+    "models",
+    "open_engine",
+    "pull",
+    "resolve",
+]

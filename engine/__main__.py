@@ -1,0 +1,108 @@
+"""The engine process: `python -m engine --model PATH --socket PATH ...`.
+
+Standard output carries one JSON line when serving; standard error carries JSON progress lines while loading, then logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from engine.errors import EngineError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 after SIGTERM or SIGINT, 2 for a mistake of the caller, 1 for a fault."""
+    options = _parser().parse_args(argv)
+    # Waiting threads spin before they sleep. libgomp's default, milliseconds, starves everyone on a busy machine
+    # (seen: seconds per token with two busy neighbours); this much costs nothing on a quiet one. Before torch loads.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    from engine.launch import EngineSettings
+    from kvtier import TierError
+
+    settings = EngineSettings(
+        model=options.model,
+        kv_tokens=options.kv_tokens,
+        threads=options.threads,
+        dtype=options.dtype,
+        host_arena=options.host_arena,
+        host_bytes=options.host_bytes,
+        nvme_dir=options.nvme_dir,
+        nvme_bytes=options.nvme_bytes,
+        nvme_after_s=options.nvme_after_s,
+        weights_cache=options.weights_cache or options.model.parent / "cache",
+    )
+    try:
+        return asyncio.run(_serve(settings, options.socket, _tcp(options.tcp)))
+    except (EngineError, TierError) as error:
+        print(json.dumps({"error": str(error), "kind": type(error).__name__}), file=sys.stderr, flush=True)
+        return 2
+
+
+async def _serve(settings: object, socket: Path | None, tcp: tuple[str, int] | None) -> int:
+    from engine.launch import EngineSettings, open_engine
+
+    assert isinstance(settings, EngineSettings)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    engine = await asyncio.to_thread(open_engine, settings, _progress)
+    try:
+        addresses = await engine.server.listen(socket, tcp)
+        ready = {"ready": True, "addresses": addresses, **engine.card.as_message()}
+        print(json.dumps(ready), flush=True)
+        watch = asyncio.create_task(asyncio.to_thread(engine.core.wait_ended))
+        stop = asyncio.create_task(ended.wait())
+        await asyncio.wait({watch, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+    finally:
+        await engine.server.close()
+        await asyncio.to_thread(engine.close)
+    if engine.core.fault is not None:
+        print(json.dumps({"error": f"the compute thread failed: {engine.core.fault!r}"}), file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _progress(what: str, fraction: float) -> None:
+    print(json.dumps({"progress": round(fraction, 3), "what": what}), file=sys.stderr, flush=True)
+
+
+def _tcp(address: str | None) -> tuple[str, int] | None:
+    if address is None:
+        return None
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise SystemExit(f"--tcp is {address!r}; HOST:PORT is needed")
+    return host.strip("[]"), int(port)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m engine", description="Serve one model over the token-level protocol."
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
+    parser.add_argument("--socket", type=Path, help="unix socket to listen on")
+    parser.add_argument("--tcp", metavar="HOST:PORT", help="TCP address to listen on, for trusted networks only")
+    parser.add_argument("--kv-tokens", type=int, default=16_384, help="size of the device pool, in tokens")
+    parser.add_argument("--host-arena", type=Path, help="shared-memory file of the host tier")
+    parser.add_argument("--host-bytes", type=int, default=0)
+    parser.add_argument("--nvme-dir", type=Path, help="directory of the NVMe tier")
+    parser.add_argument("--nvme-bytes", type=int, default=0)
+    parser.add_argument(
+        "--nvme-after-s", type=float, default=2.0, help="idle time until offloaded pages go on to NVMe; negative: never"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--weights-cache", type=Path, help="default: 'cache' beside the model")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What a backend is. No torch here: the scheduler and the tests speak in these values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.facts import BackendIdentity
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Live rows of one 16-row page tile of one sequence.
+
+    blocks:      pool blocks of pages 0..j; the tile is page j, the last of them
+    row:         first live row; the token of row r has position 16*j + r
+    tokens:      token ids of rows row..row+len(tokens)
+    wants_logits: logits of the last live row are returned
+    """
+
+    blocks: tuple[int, ...]
+    row: int
+    tokens: tuple[int, ...]
+    wants_logits: bool = False
+
+
+class Backend(Protocol):
+    """Not thread-safe: one thread steps a backend. Page memory may be read by others while no step writes that page."""
+
+    @property
+    def identity(self) -> BackendIdentity: ...
+
+    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+        """Run one step. Writes the K and V of every live row into its page, then attends.
+
+        Tiles of one sequence come in position order. Returns, per tile, fp32 logits [vocab] or None.
+        """
+        ...
+
+    def page(self, block: int) -> memoryview:
+        """The bytes of one page, `page_bytes` long, writable, in the layout `[layer][k/v][kv_head][16][d]`."""
+        ...
+
+    def zero(self, block: int) -> None:
+        """Zero a page before its first use, so that nothing of its former owner is left in it."""
+        ...
+
+    def copy_rows(self, source: int, target: int, rows: int) -> None:
+        """Make page `target` the first `rows` rows of page `source` and zeros after them."""
+        ...
+
+    def snapshot(self, block: int, rows: int) -> bytes:
+        """A copy of the page's bytes in which rows from `rows` on are zero."""
+        ...

@@ -1,0 +1,310 @@
+"""The engine as others see it: an asyncio client of the token-level protocol. Loads no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from engine.errors import EngineFault, EngineGone, RequestError
+from engine.request import Sampling
+from engine.wire import ModelCard, encode_frame, parse_address, read_frame
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Where the prompt's KV came from, in tokens. `recomputed`: known before, but gone; `computed`: new."""
+
+    device: int
+    host: int
+    nvme: int
+    recomputed: int
+    computed: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """finish_reason: stop (an eos is the last token), length, cancelled, or grammar (it could go no further)."""
+
+    finish_reason: str
+    generated: int
+    ttft_ms: float | None
+    prefill_ms: float | None
+    decode_ms: float | None
+
+
+@dataclass(frozen=True)
+class KvReceipt:
+    """status: accepted, clipped, deferred, rejected or missing; `detail` is a sentence where it is not accepted."""
+
+    status: str
+    pages: int
+    bytes: int
+    ms: float
+    detail: str
+
+
+@dataclass(frozen=True)
+class KvState:
+    """Where a session's pages are. `keys` is its page chain, in hex, the last one possibly of a partial page."""
+
+    tokens: int
+    device_pages: int
+    host_pages: int
+    nvme_pages: int
+    pinned: bool
+    bytes: Mapping[str, int]
+    keys: tuple[str, ...]
+
+
+Event = Prefill | Tokens | Done
+
+
+class EngineClient:
+    """One connection; many calls at once. Losing it cancels its generations.
+
+    Every call raises RequestError for the caller's mistakes and EngineGone when the engine cannot be reached any more.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self._calls: dict[int, asyncio.Queue[dict[str, Any] | None]] = {}
+        self._gone: str | None = None
+        self._card: ModelCard | None = None
+        self._listener = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def connect(cls, address: str | Path, *, timeout_s: float = 10.0) -> EngineClient:
+        """Connect to a unix socket path or `host:port` and greet the engine."""
+        target = parse_address(address)
+        try:
+            async with asyncio.timeout(timeout_s):
+                if isinstance(target, str):
+                    reader, writer = await asyncio.open_unix_connection(target)
+                else:
+                    reader, writer = await asyncio.open_connection(*target)
+                client = cls(reader, writer)
+                client._card = ModelCard.from_message(await client._ask({"type": "hello"}))
+        except (OSError, TimeoutError) as error:
+            raise EngineGone(f"no engine answers at {address}: {error or 'it took too long'}") from error
+        return client
+
+    @property
+    def card(self) -> ModelCard:
+        """What the engine serves, as it said when greeted."""
+        assert self._card is not None
+        return self._card
+
+    @property
+    def connected(self) -> bool:
+        return self._gone is None
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; idempotent."""
+        self._listener.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._listener
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    # -- generating -----------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        *,
+        request_id: str,
+        session: str,
+        token_ids: Sequence[int],
+        epoch: int = 0,
+        max_tokens: int = 256,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        grammar: str | None = None,
+        replay: int = 0,
+        salt: bytes = b"",
+        known_tokens: int = 0,
+        kv_source: str = "any",
+    ) -> AsyncIterator[Event]:
+        """One Prefill, then Tokens as they come, then one Done. Leaving the iteration early cancels the generation.
+
+        replay: trailing tokens of `token_ids` that belong to this same generation (it is being resumed).
+        known_tokens: how many tokens of this session once had their KV computed; what is missing of them counts as
+        recomputed.
+        """
+        message = {
+            "type": "generate",
+            "request_id": request_id,
+            "session": session,
+            "epoch": epoch,
+            "token_ids": list(token_ids),
+            "max_tokens": max_tokens,
+            "sampling": {
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "seed": sampling.seed,
+            },
+            "grammar": grammar,
+            "replay": replay,
+            "salt": salt.hex(),
+            "known_tokens": known_tokens,
+            "kv_source": kv_source,
+        }
+        call_id, frames = self._open_call()
+        ended = False
+        try:
+            await self._send({**message, "id": call_id})
+            while not ended:
+                event = _event(await self._next(frames))
+                ended = isinstance(event, Done)
+                yield event
+        except (RequestError, EngineFault):
+            ended = True
+            raise
+        finally:
+            self._calls.pop(call_id, None)
+            if not ended and self.connected:
+                with contextlib.suppress(EngineGone):
+                    await self._send({"type": "cancel", "id": 0, "request_id": request_id})
+
+    async def cancel(self, request_id: str) -> bool:
+        """End a generation. False if it is not running. When this returns, its pages are whole and its own again."""
+        result = await self._ask({"type": "cancel", "request_id": request_id})
+        return bool(result["cancelled"])
+
+    # -- KV -------------------------------------------------------------------------------------------------------
+
+    async def kv(
+        self,
+        intent: str,
+        *,
+        session: str,
+        epoch: int = 0,
+        salt: bytes = b"",
+        token_ids: Sequence[int] | None = None,
+        tier: str | None = None,
+        wait: bool = False,
+        evict: bool = False,
+    ) -> KvReceipt:
+        """pin, offload (tier host or nvme), prefetch, release or drop. With `wait`, the receipt comes when the copy
+        has ended.
+
+        token_ids: the transcript, needed where the engine may have been restarted since.
+        """
+        message = {
+            "type": "kv",
+            "intent": intent,
+            "session": session,
+            "epoch": epoch,
+            "salt": salt.hex(),
+            "token_ids": None if token_ids is None else list(token_ids),
+            "tier": tier,
+            "wait": wait,
+            "evict": evict,
+        }
+        return _receipt(await self._ask(message))
+
+    async def kv_state(self, session: str) -> KvState:
+        """Where the session's pages are now."""
+        state = await self._ask({"type": "kv_state", "session": session})
+        names = ("tokens", "device_pages", "host_pages", "nvme_pages", "pinned", "bytes")
+        return KvState(**{name: state[name] for name in names}, keys=tuple(state["keys"]))
+
+    async def delete_keys(self, keys: Sequence[str]) -> KvReceipt:
+        """Delete exactly these pages (hex keys), wherever they are."""
+        return _receipt(await self._ask({"type": "delete_keys", "keys": list(keys)}))
+
+    async def stats(self) -> dict[str, Any]:
+        """Pool, scheduler, counters, tiers; `integrity` is "ok" or says what does not add up."""
+        return await self._ask({"type": "stats"})
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        call_id, frames = self._open_call()
+        try:
+            await self._send({**message, "id": call_id})
+            return _checked(await self._next(frames))
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _open_call(self) -> tuple[int, asyncio.Queue[dict[str, Any] | None]]:
+        call_id = next(self._ids)
+        frames: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._calls[call_id] = frames
+        return call_id, frames
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if self._gone is not None:
+            raise EngineGone(self._gone)
+        try:
+            self._writer.write(encode_frame(message))
+            await self._writer.drain()
+        except OSError as error:
+            raise EngineGone(f"the connection to the engine was lost: {error}") from error
+
+    async def _next(self, frames: asyncio.Queue[dict[str, Any] | None]) -> dict[str, Any]:
+        if self._gone is not None and frames.empty():
+            raise EngineGone(self._gone)
+        frame = await frames.get()
+        if frame is None:
+            raise EngineGone(self._gone or "the connection to the engine was closed")
+        return frame
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                frame = await read_frame(self._reader)
+                call_id = frame.get("id")
+                if call_id in self._calls:
+                    self._calls[call_id].put_nowait(frame)
+                elif call_id is None and frame.get("type") == "error":
+                    self._gone = str(frame.get("message"))
+        except (asyncio.IncompleteReadError, OSError, RequestError) as error:
+            self._gone = self._gone or f"the connection to the engine was lost: {type(error).__name__}"
+        finally:
+            self._gone = self._gone or "the connection to the engine was closed"
+            for frames in self._calls.values():
+                frames.put_nowait(None)
+
+
+def _checked(frame: dict[str, Any]) -> dict[str, Any]:
+    if frame.get("type") != "error":
+        return frame
+    code, message = str(frame.get("code")), str(frame.get("message"))
+    if code in ("engine_fault", "engine_stopped"):
+        raise EngineGone(message) if code == "engine_stopped" else EngineFault(message)
+    raise RequestError(code, message)
+
+
+def _event(frame: dict[str, Any]) -> Event:
+    kind = _checked(frame)["type"]
+    if kind == "tokens":
+        return Tokens(tuple(frame["ids"]))
+    if kind == "prefill":
+        return Prefill(**{name: frame[name] for name in Prefill.__dataclass_fields__})
+    return Done(**{name: frame[name] for name in Done.__dataclass_fields__})
+
+
+def _receipt(frame: dict[str, Any]) -> KvReceipt:
+    return KvReceipt(**{name: frame[name] for name in KvReceipt.__dataclass_fields__})

@@ -1,0 +1,92 @@
+"""Grammars at work: which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from engine.errors import RequestError
+from engine.sampler import Allowed
+from engine.tokens import Tokenizer, load_tokenizer
+from engine.tokens.grammar import MAX_GRAMMAR_CHARS
+
+
+class Constraint:
+    """The state of one grammar in one generation. One thread at a time."""
+
+    def __init__(self, matcher: Any, vocab: int) -> None:
+        self._matcher = matcher
+        self._vocab = vocab
+
+    def allowed(self) -> Allowed | None:
+        """bool [vocab] of the tokens that may come next; None when the grammar can go no further."""
+        if self._matcher.is_error():
+            return None
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        mask = np.unpackbits(bits, bitorder="little", count=self._vocab).astype(np.bool_)
+        return mask if mask.any() and not self._matcher.is_error() else None
+
+    def accept(self, token: int) -> bool:
+        return bool(self._matcher.consume_token(token))
+
+
+class Constraints:
+    """Makes Constraints. The vocabulary's trie is built once, at the first grammar. Thread-safe."""
+
+    def __init__(self, model_path: Path, vocab: int) -> None:
+        self._path = model_path
+        self._vocab = vocab
+        self._lock = Lock()
+        self._trie: Any = None
+
+    def build(self, grammar: str, replayed: Sequence[int] = ()) -> Constraint:
+        """Compile a grammar and walk it over tokens generated before. Blocking; ~1 ms once the trie is built.
+
+        Raises RequestError (bad_grammar) for a grammar that cannot be used or does not admit the replayed tokens.
+        """
+        from llguidance import LLMatcher
+
+        if len(grammar) > MAX_GRAMMAR_CHARS:
+            raise RequestError(
+                "bad_grammar", f"a grammar of {len(grammar)} characters is more than the {MAX_GRAMMAR_CHARS} allowed"
+            )
+        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)
+        if matcher.is_error():
+            reason = matcher.get_error().split("\n", 1)[0][:300]
+            raise RequestError("bad_grammar", f"this grammar cannot be used: {reason}")
+        for index, token in enumerate(replayed):
+            if not matcher.consume_token(token):
+                raise RequestError("bad_grammar", f"replayed token {index} (id {token}) does not fit the grammar")
+        return Constraint(matcher, self._vocab)
+
+    def _vocabulary(self) -> Any:
+        with self._lock:
+            if self._trie is None:
+                self._trie = _trie(load_tokenizer(self._path), self._vocab)
+            return self._trie
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer: the bytes of every token, which are control tokens, and how text is cut."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.eos_token_ids[0]
+        self.bos_token_id = None
+        self.tokens = [tokenizer.piece(i, show_control=True) for i in range(tokenizer.vocab_size)]
+        self.special_token_ids = [i for i in range(tokenizer.vocab_size) if tokenizer.is_control(i)]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        written = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(written, allow_special=True)
+
+
+def _trie(tokenizer: Tokenizer, vocab: int) -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    wrapped = TokenizerWrapper(_Vocabulary(tokenizer))
+    return LLTokenizer(wrapped, n_vocab=vocab, eos_token=list(tokenizer.eos_token_ids))

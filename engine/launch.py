@@ -1,0 +1,129 @@
+"""Puts an engine together from its settings. The only module besides the backend that brings torch in."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.backends.torch_exact import TorchExact
+from engine.constraint import Constraints
+from engine.core import EngineCore
+from engine.errors import RequestError
+from engine.facts import PAGE_SIZE, fingerprint, read_facts
+from engine.gguf import GgufFile
+from engine.intents import Intents
+from engine.lanes import Lanes
+from engine.pages import PagePool
+from engine.request import Limits
+from engine.scheduler import Scheduler
+from engine.server import EngineServer
+from engine.store import KvStore
+from engine.tokens.vocabulary import tokenizer_from
+from engine.weights import load_weights
+from engine.wire import ModelCard
+from kvtier import TierConfig, TierStack
+
+Progress = Callable[[str, float], None]  # what, fraction done
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Sizes in bytes, the pool in tokens; a tier without path or size is off.
+
+    `weights_cache` None: nothing is cached.
+    """
+
+    model: Path
+    kv_tokens: int = 16_384
+    threads: int = 2
+    dtype: str = "bf16"
+    host_arena: Path | None = None
+    host_bytes: int = 0
+    nvme_dir: Path | None = None
+    nvme_bytes: int = 0
+    nvme_after_s: float = 2.0
+    weights_cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that is ready to be served. Close it when serving has ended."""
+
+    server: EngineServer
+    core: EngineCore
+    card: ModelCard
+    lanes: Lanes
+    stack: TierStack | None
+
+    def close(self) -> None:
+        """End the compute thread, then I/O, then the tiers. Pages below the device stay for the next start."""
+        self.core.stop()
+        self.lanes.close()
+        if self.stack is not None:
+            self.stack.close()
+
+
+def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
+    """Load the model, adopt the tiers, start the compute thread. Blocking: a second or two, longer at a model's first
+    start.
+
+    Raises ModelError, RequestError (impossible settings), or kvtier's errors.
+    """
+    if settings.kv_tokens < 4 * PAGE_SIZE:
+        raise RequestError("pool_too_small", f"a pool of {settings.kv_tokens} tokens is too small; 64 is the least")
+    with GgufFile(settings.model) as file:
+        facts = read_facts(file)
+        tokenizer = tokenizer_from(file)
+        progress("checking", 0.0)
+        digest = file.digest()
+        weights = load_weights(
+            file, digest, facts, settings.dtype, settings.weights_cache, lambda done: progress("weights", done)
+        )
+    blocks = settings.kv_tokens // PAGE_SIZE
+    progress("packing", 0.0)
+    backend = TorchExact(facts, weights, pool_blocks=blocks, threads=settings.threads)
+    mark = fingerprint(digest, facts, backend.identity)
+    stack = _open_tiers(settings, mark, facts.page_bytes(settings.dtype))
+    inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    lanes = Lanes(inbox.put)
+    store = KvStore(backend, PagePool(blocks), stack, lanes, mark, facts.page_bytes(settings.dtype))
+    limits = Limits(facts.context, facts.vocab, blocks * PAGE_SIZE)
+    core = EngineCore(backend, store, Scheduler(blocks), limits, tokenizer.eos_token_ids, inbox)
+    card = ModelCard(
+        model=settings.model.stem,
+        fingerprint=mark.hex(),
+        backend=backend.identity.backend,
+        mode=backend.identity.mode,
+        dtype=settings.dtype,
+        context_length=facts.context,
+        vocab_size=facts.vocab,
+        kv_bytes_per_token=facts.kv_bytes_per_token(settings.dtype),
+        page_size=PAGE_SIZE,
+        tokenizer_digest=tokenizer.digest,
+        boot_id=secrets.token_hex(8),
+        eos_token_ids=tokenizer.eos_token_ids,
+        kv_pool_tokens=blocks * PAGE_SIZE,
+    )
+    server = EngineServer(core, Intents(core, settings.nvme_after_s), Constraints(settings.model, facts.vocab), card)
+    core.start()
+    return Engine(server, core, card, lanes, stack)
+
+
+def _open_tiers(settings: EngineSettings, mark: bytes, page_bytes: int) -> TierStack | None:
+    host = settings.host_arena if settings.host_bytes else None
+    nvme = settings.nvme_dir if settings.nvme_bytes else None
+    if host is None and nvme is None:
+        return None
+    return TierStack.open(
+        TierConfig(
+            page_bytes=page_bytes,
+            fingerprint=mark,
+            host_path=host,
+            host_bytes=settings.host_bytes if host else 0,
+            nvme_dir=nvme,
+            nvme_bytes=settings.nvme_bytes if nvme else 0,
+        )
+    )

@@ -1,0 +1,99 @@
+"""Answers about pages: where a session's are, whether the books add up; and the deletion of pages by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from engine.core import EngineCore
+from kvtier import Receipt, Tier
+
+Reply = Callable[[dict[str, Any]], None]
+
+
+class Reports:
+    """Runs on the compute thread, between steps; slow parts go through the store's lanes."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._store = core.store
+
+    def state(self, session: str, reply: Reply) -> None:
+        """Where a session's pages are now."""
+        store = self._store
+        record = store.sessions.get(session)
+        keys = list(record.keys) if record else []
+        device = sum(store.pool.find(key) is not None for key in keys)
+        stack = store.stack
+        facts = {
+            "session": session,
+            "tokens": len(record.tokens) if record else 0,
+            "device_pages": device,
+            "pinned": bool(record and record.pinned_blocks),
+            "keys": [key.hex() for key in keys],
+        }
+
+        def looked(places: list[Tier | None] | None) -> None:
+            host = sum(place is Tier.HOST for place in places or [])
+            nvme = sum(place is Tier.NVME for place in places or [])
+            size = {"device": device, "host": host, "nvme": nvme}
+            held = {tier: pages * store.page_bytes for tier, pages in size.items()}
+            reply({**facts, "host_pages": host, "nvme_pages": nvme, "bytes": held})
+
+        if stack is None or not keys:
+            looked(None)
+        else:
+            store.lanes.write(lambda: stack.lookup(keys), looked)
+
+    def delete_keys(self, keys: list[bytes], reply: Reply) -> None:
+        """Delete exactly these pages in every tier, and on the device where nobody runs on them."""
+        store = self._store
+        here = sum(store.forget(key) for key in keys)
+        stack = store.stack
+
+        def deleted(receipt: Receipt | None) -> None:
+            pages = max(here, receipt.pages if receipt else 0)
+            status = "accepted" if pages else "missing"
+            reply({"status": status, "pages": pages, "bytes": receipt.bytes if receipt else 0, "ms": 0.0, "detail": ""})
+
+        if stack is None:
+            deleted(None)
+        else:
+            store.lanes.write(lambda: stack.delete(keys), deleted)
+
+    def stats(self, reply: Reply) -> None:
+        """Pool, scheduler, counters and tiers, and whether the books add up."""
+        store, core = self._store, self._core
+        stack = store.stack
+        facts: dict[str, Any] = {
+            "pool": asdict(store.pool.counts()),
+            "pinned_pages": store.pinned_pages,
+            "reserved_pages": core.scheduler.reserved_pages,
+            "waiting": core.scheduler.waiting,
+            "running": core.scheduler.admitted,
+            "sessions": len(store.sessions),
+            "steps": core.steps,
+            "counters": asdict(store.counters),
+            "io_failures": store.lanes.failures,
+        }
+        faults = [_fault(store.pool.check_integrity)]
+
+        def counted(result: tuple[dict[str, Any], str | None] | None) -> None:
+            tiers, fault = result or ({}, "the tiers did not answer")
+            told = [text for text in (*faults, fault) if text]
+            quarantined = sum(counts.get("quarantined", 0) for counts in tiers.values())
+            reply({**facts, "tiers": tiers, "quarantined": quarantined, "integrity": "; ".join(told) or "ok"})
+
+        if stack is None:
+            counted(({}, None))
+        else:
+            store.lanes.write(lambda: (asdict(stack.stats()), _fault(stack.check_integrity)), counted)
+
+
+def _fault(check: Callable[[], None]) -> str | None:
+    try:
+        check()
+    except Exception as error:  # a failed check is an answer, whatever its kind
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -1,0 +1,197 @@
+"""From a prompt to the pages it already has: on the device, in a tier, or nowhere.
+
+tokens   |<------------------------- prompt ------------------------->|
+pages    |  0  |  1  |  2  |  3  |  4  |  5  |  tail (partial)  |
+found    |  device  | host | nvme | hole: everything from here is computed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.facts import PAGE_SIZE
+from engine.pages import PagePool
+from engine.request import Request
+from kvtier import Loaded, Tier, TierStack, next_key, page_keys
+
+
+class PageHome(Protocol):
+    """Where pages live: each call gives a block with one reference."""
+
+    @property
+    def pool(self) -> PagePool: ...
+
+    def load(self, key: bytes, page: Loaded, rows: int, salt: bytes) -> int:
+        """A page from a tier, indexed under its key."""
+        ...
+
+    def copy(self, block: int, rows: int) -> int:
+        """A page of one's own with the first `rows` rows of a held one, whose reference is given back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A partial page: the first `rows` tokens of page number `page` of a prompt."""
+
+    page: int
+    rows: int
+    key: bytes
+
+
+@dataclass
+class Search:
+    """What a prompt could reuse: its whole pages by key, and what is on the device (one reference each)."""
+
+    keys: list[bytes] = field(default_factory=list)
+    root: bytes = b""
+    tokens: tuple[int, ...] = ()
+    held: dict[bytes, int] = field(default_factory=dict)  # key -> block
+    tail: Tail | None = None  # the longest partial page on the device that follows the held ones
+
+    def tails(self, page: int) -> list[Tail]:
+        """Partial pages that could stand at a place, longest first. A session that went on had one where its
+        new prompt has a whole page, so they are looked for at the first hole, not only at the end."""
+        rows = self.tokens[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]
+        longest = min(len(rows), PAGE_SIZE - 1)
+        parent = self.keys[page - 1] if page else self.root
+        return [Tail(page, count, next_key(parent, rows[:count])) for count in range(longest, 0, -1)]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Verified pages from tiers: whole ones by key, and the longest partial one at the first hole."""
+
+    pages: dict[bytes, Loaded]
+    tail: tuple[Tail, Loaded] | None = None
+
+
+@dataclass
+class Sources:
+    """Where the prompt's KV came from, in tokens."""
+
+    device: int = 0
+    host: int = 0
+    nvme: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host + self.nvme
+
+
+def chain(root: bytes, tokens: list[int] | tuple[int, ...]) -> Search:
+    """Keys of the whole pages of `tokens`."""
+    whole = len(tokens) // PAGE_SIZE * PAGE_SIZE
+    keys = page_keys(root, tokens[:whole], PAGE_SIZE) if whole else []
+    return Search(keys, root, tuple(tokens))
+
+
+def search(request: Request, pool: PagePool) -> Search:
+    """Find and hold everything of the prompt that is on the device."""
+    found = chain(request.root, request.tokens)
+    if not request.spec.use_kv:
+        return Search()
+    for key in found.keys:
+        block = pool.acquire(key)
+        if block is not None:
+            found.held[key] = block
+    leading = next((i for i, key in enumerate(found.keys) if key not in found.held), len(found.keys))
+    for tail in found.tails(leading):
+        block = pool.acquire(tail.key)
+        if block is not None:
+            found.held[tail.key] = block
+            found.tail = tail
+            break
+    return found
+
+
+def missing(found: Search) -> bool:
+    """Whether a tier could add anything."""
+    if any(key not in found.held for key in found.keys):
+        return True
+    return any(tail.key not in found.held for tail in found.tails(len(found.keys))[:1])
+
+
+def fetch(stack: TierStack, found: Search) -> Fetched:
+    """Read what the device lacks, up to the first hole, and the partial page that stands there. Blocking."""
+    wanted = []
+    absent = [key for key in found.keys if key not in found.held]
+    for key, tier in zip(absent, stack.lookup(absent), strict=True):
+        if tier is None:
+            break
+        wanted.append(key)
+    loaded = stack.get(wanted) if wanted else []
+    pages = {key: page for key, page in zip(wanted, loaded, strict=True) if page is not None}
+    there = (key in found.held or key in pages for key in found.keys)
+    hole = next((i for i, is_there in enumerate(there) if not is_there), len(found.keys))
+    return Fetched(pages, _fetch_tail(stack, found, hole))
+
+
+def _fetch_tail(stack: TierStack, found: Search, page: int) -> tuple[Tail, Loaded] | None:
+    """The longest partial page at a place, if it is longer than what the device has there."""
+    had = found.tail.rows if found.tail is not None and found.tail.page == page else 0
+    tails = [tail for tail in found.tails(page) if tail.rows > had]
+    places = stack.lookup([tail.key for tail in tails])
+    for tail, place in zip(tails, places, strict=True):
+        if place is not None:
+            loaded = stack.get([tail.key])[0]
+            if loaded is not None:
+                return tail, loaded
+    return None
+
+
+def adopt(request: Request, found: Search, fetched: Fetched, home: PageHome) -> Sources:
+    """Give the request its pages, up to the first hole; the last prompt token is always left to be computed."""
+    sources = Sources()
+    for key in found.keys:
+        block = found.held.pop(key, None)
+        if block is None:
+            page = fetched.pages.get(key)
+            if page is None:
+                break
+            block = home.load(key, page, PAGE_SIZE, request.spec.salt)
+            _count(sources, page.tier, PAGE_SIZE)
+        else:
+            sources.device += PAGE_SIZE
+        request.blocks.append(block)
+        request.keys.append(key)
+    request.computed = len(request.blocks) * PAGE_SIZE
+    _adopt_tail(request, found, fetched, home, sources)
+    home.pool.release(found.held.values())
+    found.held.clear()
+    _leave_last_token(request, home)
+    return sources
+
+
+def _adopt_tail(request: Request, found: Search, fetched: Fetched, home: PageHome, sources: Sources) -> None:
+    hole = len(request.keys)
+    if fetched.tail is not None and fetched.tail[0].page == hole:
+        tail, page = fetched.tail
+        request.blocks.append(home.load(tail.key, page, tail.rows, request.spec.salt))
+        _count(sources, page.tier, tail.rows)
+        request.computed += tail.rows
+    elif found.tail is not None and found.tail.page == hole:
+        block = found.held.pop(found.tail.key)
+        # copy on write: into a page that others hold, nothing is written
+        request.blocks.append(block if home.pool.refs(block) == 1 else home.copy(block, found.tail.rows))
+        sources.device += found.tail.rows
+        request.computed += found.tail.rows
+
+
+def _leave_last_token(request: Request, home: PageHome) -> None:
+    """Logits need a query: if the whole prompt has its KV, the last token runs again, over a page of its own."""
+    if request.computed < len(request.tokens):
+        return
+    request.computed = len(request.tokens) - 1
+    rows = request.computed % PAGE_SIZE
+    if rows == PAGE_SIZE - 1:
+        request.keys.pop()
+        request.blocks[-1] = home.copy(request.blocks[-1], rows)
+
+
+def _count(sources: Sources, tier: Tier, tokens: int) -> None:
+    if tier is Tier.HOST:
+        sources.host += tokens
+    else:
+        sources.nvme += tokens

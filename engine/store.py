@@ -1,0 +1,323 @@
+"""The device pool and the tiers below it: pages in, pages out, and what a session owns. Runs on the compute thread.
+
+Copies out are snapshots taken between steps, a few pages at a time, so that no step waits for a tier, no page is
+copied before it is filled, and a block can be reused while its copy is still on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.backends.face import Backend
+from engine.facts import PAGE_SIZE
+from engine.lanes import Lanes
+from engine.pages import PagePool, Taken
+from engine.request import Request
+from engine.sessions import SessionKv, Sessions
+from kvtier import Loaded, Receipt, Tier, TierStack, next_key, root_key
+
+SLICE_PAGES = 16
+_STAGED_LIMIT_BYTES = 256 * 1024 * 1024
+
+
+@dataclass
+class Counters:
+    """Since the engine started; pages unless the name says otherwise."""
+
+    prefix_hit_tokens: int = 0
+    restored_host_tokens: int = 0
+    restored_nvme_tokens: int = 0
+    recomputed_tokens: int = 0
+    computed_tokens: int = 0
+    copied_out: int = 0
+    evicted_clean: int = 0
+    evicted_dirty: int = 0
+    lost: int = 0
+    restore_timeouts: int = 0
+    pins_broken: int = 0
+
+
+@dataclass
+class CopyJob:
+    """Pages on their way out. `waiting` are not yet snapshotted; `flying` slices are in the lane."""
+
+    waiting: deque[bytes]
+    tier: Tier
+    epoch: int
+    salt_id: bytes
+    session: str
+    then: Callable[[int, int], None]  # pages stored, bytes written
+    flying: int = 0
+    stored: int = 0
+    bytes: int = 0
+    called: bool = False
+
+
+class KvStore:
+    """Pool, sessions and tiers together. Not thread-safe; `pump` is called between steps."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        pool: PagePool,
+        stack: TierStack | None,
+        lanes: Lanes,
+        fingerprint: bytes,
+        page_bytes: int,
+    ) -> None:
+        self.backend = backend
+        self.pool = pool
+        self.stack = stack
+        self.lanes = lanes
+        self.page_bytes = page_bytes
+        self.sessions = Sessions()
+        self.counters = Counters()
+        self._fingerprint = fingerprint
+        self._jobs: deque[CopyJob] = deque()
+        self._staged_bytes = 0
+        self._rows: dict[bytes, int] = {}  # rows of partial pages on the device
+        self._salt_of: dict[bytes, bytes] = {}  # of pages on the device
+
+    # -- naming ---------------------------------------------------------------------------------------------------
+
+    def root(self, salt: bytes) -> bytes:
+        """The parent of a tenant's first page. A llama has one group and one shard."""
+        return root_key(fingerprint=self._fingerprint, group=0, shard=0, shards=1, salt=salt)
+
+    # -- pages of a running request -------------------------------------------------------------------------------
+
+    def take(self) -> int:
+        """A block for fresh contents. The page it held before is written behind if no tier has it."""
+        (taken,) = self.pool.allocate(1)
+        self._write_behind(taken)
+        return taken.block
+
+    def load(self, key: bytes, page: Loaded, rows: int, salt: bytes) -> int:
+        """See `restore.PageHome`."""
+        return self.load_as(key, page, rows, salt_id(salt))
+
+    def load_as(self, key: bytes, page: Loaded, rows: int, salt_name: bytes) -> int:
+        """As `load`, for a salt known by its name only."""
+        block = self.take()
+        self.backend.page(block)[:] = memoryview(page.payload)
+        self._bind(block, key, rows, salt_name, clean=True)
+        return block
+
+    def copy(self, block: int, rows: int) -> int:
+        """See `restore.PageHome`."""
+        fresh = self.take()
+        self.backend.copy_rows(block, fresh, rows)
+        self.pool.release([block])
+        return fresh
+
+    def grow(self, request: Request, end: int) -> None:
+        """Pages for tokens up to `end`, zeroed."""
+        while len(request.blocks) * PAGE_SIZE < end:
+            block = self.take()
+            self.backend.zero(block)
+            request.blocks.append(block)
+
+    def filled(self, request: Request, salt: bytes) -> None:
+        """Index the pages that the last step completed."""
+        while (len(request.keys) + 1) * PAGE_SIZE <= request.computed:
+            at = len(request.keys)
+            parent = request.keys[-1] if request.keys else request.root
+            key = next_key(parent, request.tokens[at * PAGE_SIZE : (at + 1) * PAGE_SIZE])
+            self._bind(request.blocks[at], key, PAGE_SIZE, salt_id(salt))
+            request.keys.append(key)
+
+    def retire(self, request: Request) -> None:
+        """A request ended, in whatever way: its whole pages and its tail become the session's, cached on the device."""
+        salt = request.spec.salt
+        self.filled(request, salt)
+        keys = list(request.keys)
+        rows = request.computed % PAGE_SIZE
+        if rows:
+            parent = keys[-1] if keys else request.root
+            tail = next_key(parent, request.tokens[request.computed - rows : request.computed])
+            self._bind(request.blocks[len(keys)], tail, rows, salt_id(salt))
+            keys.append(tail)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        if not keys:
+            return
+        record = self.sessions.open(request.spec.session, salt_id(salt), request.root)
+        record.nvme_due_s = None
+        self.delete(self.sessions.update(record, tuple(request.tokens[: request.computed]), keys))
+        if record.pinned:
+            self.unpin(record)
+            self.pin(record, self.pool.total)
+
+    # -- pins -----------------------------------------------------------------------------------------------------
+
+    def pin(self, record: SessionKv, room: int) -> int:
+        """Hold the session's pages on the device, at most `room` of them. Returns how many are held."""
+        record.pinned = True
+        held = set(record.pinned_blocks)
+        for key in record.keys:
+            block = self.pool.find(key)
+            if block is None or block in held or len(record.pinned_blocks) >= room:
+                continue
+            self.pool.acquire(key)
+            record.pinned_blocks.append(block)
+        return len(record.pinned_blocks)
+
+    def unpin(self, record: SessionKv) -> int:
+        """Give the held pages back; they stay cached. Returns how many were held."""
+        count = len(record.pinned_blocks)
+        self.pool.release(record.pinned_blocks)
+        record.pinned_blocks = []
+        return count
+
+    @property
+    def pinned_pages(self) -> int:
+        """Distinct pages; one that two sessions pin counts once."""
+        return len({block for record in self.sessions.all() for block in record.pinned_blocks})
+
+    def break_pins(self, pages: int) -> None:
+        """Take pins away, oldest session first, until `pages` pages are free of them. Visible in the counters."""
+        most = max(0, self.pinned_pages - pages)
+        for record in self.sessions.all():
+            if self.pinned_pages <= most:
+                return
+            if record.pinned_blocks:
+                record.pinned = False
+                self.counters.pins_broken += self.unpin(record)
+
+    # -- copies out -----------------------------------------------------------------------------------------------
+
+    def copy_out(
+        self, record: SessionKv, keys: Sequence[bytes], tier: Tier, epoch: int, then: Callable[[int, int], None]
+    ) -> int:
+        """Queue copies of those pages that are on the device and dirty.
+
+        Returns how many; `then` comes when all are stored.
+        """
+        dirty = deque(key for key in keys if self.pool.find(key) is not None and not self.pool.is_clean(key))
+        count = len(dirty)
+        self._jobs.append(CopyJob(dirty, tier, epoch, record.salt_id, record.name, then))
+        return count
+
+    def cancel_copies(self, session: str) -> None:
+        """Whatever of this session is not yet snapshotted stays where it is."""
+        for job in self._jobs:
+            if job.session == session:
+                job.waiting.clear()
+
+    @property
+    def ready_to_copy(self) -> bool:
+        """Whether `pump` has something to do now."""
+        return bool(self._jobs) and self.stack is not None and self._staged_bytes <= _STAGED_LIMIT_BYTES
+
+    def pump(self) -> bool:
+        """Snapshot one slice and send it off. True if there may be more to do at once."""
+        while self._jobs and not self._jobs[0].waiting:
+            self._finish(self._jobs.popleft())
+        if not self._jobs or self.stack is None or self._staged_bytes > _STAGED_LIMIT_BYTES:
+            return False
+        job = self._jobs[0]
+        pages: list[tuple[bytes, bytes]] = []
+        while job.waiting and len(pages) < SLICE_PAGES:
+            key = job.waiting.popleft()
+            block = self.pool.find(key)
+            if block is not None and not self.pool.is_clean(key):
+                pages.append((key, self._snapshot(block, key)))
+        if pages:
+            job.flying += 1
+            self._send(
+                pages, job.tier, job.epoch, job.salt_id, lambda present, written: self._landed(job, present, written)
+            )
+        return True
+
+    def _landed(self, job: CopyJob, present: int, written: int) -> None:
+        job.flying -= 1
+        job.stored += present
+        job.bytes += written
+        if not job.waiting:
+            self._finish(job)
+
+    def _finish(self, job: CopyJob) -> None:
+        if job.flying == 0 and not job.called:
+            job.called = True
+            job.then(job.stored, job.bytes)
+
+    def _snapshot(self, block: int, key: bytes) -> bytes:
+        return self.backend.snapshot(block, self._rows.get(key, PAGE_SIZE))
+
+    def _send(
+        self, pages: list[tuple[bytes, bytes]], tier: Tier, epoch: int, salt: bytes, then: Callable[[int, int], None]
+    ) -> None:
+        stack = self.stack
+        assert stack is not None
+        size = len(pages) * self.page_bytes
+        self._staged_bytes += size
+        keys = [key for key, _ in pages]
+
+        def task() -> tuple[Receipt, list[Tier | None]]:
+            receipt = stack.put(pages, epoch=epoch, salt_id=salt, tier=tier)
+            return receipt, stack.lookup(keys)
+
+        def done(result: tuple[Receipt, list[Tier | None]] | None) -> None:
+            self._staged_bytes -= size
+            places: list[Tier | None] = result[1] if result else [None] * len(keys)
+            stored = [key for key, place in zip(keys, places, strict=True) if place is not None]
+            for key in stored:
+                self.pool.mark(key, clean=True)
+            self.counters.copied_out += len(stored)
+            then(len(stored), result[0].bytes if result else 0)
+
+        self.lanes.write(task, done)
+
+    def _write_behind(self, taken: Taken) -> None:
+        if taken.evicted is None:
+            return
+        key = taken.evicted
+        rows, salt = self._rows.pop(key, PAGE_SIZE), self._salt_of.pop(key, b"")
+        if taken.clean:
+            self.counters.evicted_clean += 1
+            return
+        self.counters.evicted_dirty += 1
+        if self.stack is None or not self.sessions.held(key) or self._staged_bytes > _STAGED_LIMIT_BYTES:
+            self.counters.lost += 1
+            return
+        page = self.backend.snapshot(taken.block, rows)
+        self._send([(key, page)], Tier.HOST, 0, salt, lambda present, _: self._count_lost(1 - present))
+
+    def _count_lost(self, pages: int) -> None:
+        self.counters.lost += pages
+
+    # -- the end of pages -----------------------------------------------------------------------------------------
+
+    def delete(self, keys: Sequence[bytes], then: Callable[[Receipt | None], None] | None = None) -> None:
+        """Exactly these pages, on the device (unless a running request holds them) and in every tier."""
+        for key in keys:
+            self.forget(key)
+        stack = self.stack
+        if keys and stack is not None:
+            self.lanes.write(lambda: stack.delete(list(keys)), then or (lambda _: None))
+        elif then is not None:
+            then(None)
+
+    def forget(self, key: bytes) -> bool:
+        """Take a page out of the device's index. Running requests that hold its block are not disturbed."""
+        self._rows.pop(key, None)
+        self._salt_of.pop(key, None)
+        return self.pool.forget(key)
+
+    def _bind(self, block: int, key: bytes, rows: int, salt_name: bytes, clean: bool = False) -> None:
+        former = self.pool.key(block)
+        if former is not None and former != key:
+            self._rows.pop(former, None)
+            self._salt_of.pop(former, None)
+        if self.pool.bind(block, key, clean=clean):
+            self._salt_of[key] = salt_name
+            if rows < PAGE_SIZE:
+                self._rows[key] = rows
+
+
+def salt_id(salt: bytes) -> bytes:
+    """16 bytes that name a salt without telling it."""
+    return hashlib.sha256(b"tenuto.salt\0" + salt).digest()[:16]

@@ -1,0 +1,20 @@
+"""Text and token ids: tokenizer, chat format, tool grammars. Loads no torch."""
+
+from engine.tokens.chat import ChatFormat, load_chat_format
+from engine.tokens.grammar import check_grammar, tool_grammar
+from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
+from engine.tokens.vocabulary import StreamDecoder, Tokenizer, load_tokenizer
+
+__all__ = [
+    "Call",
+    "ChatFormat",
+    "Parsed",
+    "StreamDecoder",
+    "Tokenizer",
+    "ToolResult",
+    "ToolSpec",
+    "check_grammar",
+    "load_chat_format",
+    "load_tokenizer",
+    "tool_grammar",
+]

@@ -1,0 +1,175 @@
+"""Chat formats: a transcript as token ids, every message tokenised once and appended.
+
+The scaffold around contents comes from the template in the model's file, rendered once with markers for contents and
+cut at them. The scaffold is tokenised with control tokens, contents without: what a user or a tool writes is never a
+control token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from engine.errors import TemplateError
+from engine.gguf import GgufFile
+from engine.tokens.grammar import CALL_CLOSE, CALL_OPEN, Choice, tool_grammar
+from engine.tokens.scaffold import Scaffold, learn
+from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
+from engine.tokens.vocabulary import Tokenizer, tokenizer_from
+
+_HERMES = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>{tools}\n</tools>\n\n"
+    "For each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+)
+_MAX_CALLS = 128
+
+
+class ChatFormat:
+    """How one model's transcripts are written.
+
+    Immutable and thread-safe; `opening` may block ~100 ms the first time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._scaffold: Scaffold = learn(template, self._eos_text())
+        self._opening_text = lru_cache(maxsize=256)(self._render_opening)
+
+    @property
+    def native_tools(self) -> bool:
+        """Whether the template itself knows tools; if not, they are described in the system message."""
+        return self._scaffold.native_tools
+
+    def opening(self, system: str | None, tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """The start of a transcript. `system` None gives the template's own system message, if it has one."""
+        if tools and not self.native_tools:
+            listed = "".join("\n" + _tojson(tool.as_function()) for tool in tools)
+            described = _HERMES.format(tools=listed)
+            return self.opening(f"{system}\n\n{described}" if system else described)
+        functions = tuple(_tojson(self._defanged(tool.as_function())) for tool in tools)
+        parts = self._opening_text(system is not None, functions)
+        return self._fill(parts, [system or ""] * (len(parts) - 1))
+
+    def user(self, text: str) -> list[int]:
+        return self._fill(self._scaffold.user, [text])
+
+    def tool_results(self, results: Sequence[ToolResult]) -> list[int]:
+        """All results of one assistant message, in the order of its calls."""
+        if not results:
+            return []
+        if not self.native_tools:
+            return self.user("\n".join(f"<tool_response>\n{r.content}\n</tool_response>" for r in results))
+        first, between, last = self._scaffold.tools
+        parts = [first, *[between] * (len(results) - 1), last]
+        return self._fill(parts, [r.content for r in results])
+
+    def assistant_open(self) -> list[int]:
+        """What makes the model speak."""
+        return self._tokenizer.encode(self._scaffold.assistant_open, allow_special=True)
+
+    def assistant_close(self, ended: bool = True) -> list[int]:
+        """What follows an assistant message. `ended`: its last token is the model's eos; else an eos is added."""
+        eos = [] if ended else [self._tokenizer.eos_token_ids[0]]
+        return eos + self._tokenizer.encode(self._scaffold.assistant_close, allow_special=True)
+
+    def assistant(self, text: str, calls: Sequence[Call] = ()) -> list[int]:
+        """A whole assistant message that was not generated here, from opening to close."""
+        encode = self._tokenizer.encode
+        ids = encode(text)
+        for index, call in enumerate(calls):
+            body = f'\n{{"name": {_tojson(call.name)}, "arguments": {_tojson(call.arguments)}}}\n'
+            ids += encode("\n") if text or index else []
+            ids += encode(CALL_OPEN, allow_special=True) + encode(body) + encode(CALL_CLOSE, allow_special=True)
+        return self.assistant_open() + ids + self.assistant_close(ended=False)
+
+    def tool_grammar(self, tools: Sequence[ToolSpec], choice: Choice) -> str | None:
+        """See `engine.tokens.grammar.tool_grammar`."""
+        return tool_grammar(tools, choice)
+
+    def parse_assistant(self, ids: Sequence[int]) -> Parsed:
+        """Text and calls of a generated message. A call cut short is left out and makes the message incomplete."""
+        ended = bool(ids) and ids[-1] in self._tokenizer.eos_token_ids
+        text = self._tokenizer.decode(ids)
+        said, calls, whole = _split_calls(text)
+        return Parsed(text=said, calls=tuple(calls), complete=ended and whole)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _fill(self, parts: Sequence[str], contents: Sequence[str]) -> list[int]:
+        ids = self._tokenizer.encode(parts[0], allow_special=True)
+        for content, part in zip(contents, parts[1:], strict=True):
+            ids += self._tokenizer.encode(content) + self._tokenizer.encode(part, allow_special=True)
+        return ids
+
+    def _render_opening(self, has_system: bool, functions: tuple[str, ...]) -> tuple[str, ...]:
+        return self._scaffold.opening(self._template, has_system, [json.loads(f) for f in functions])
+
+    def _eos_text(self) -> str:
+        return self._tokenizer.decode([self._tokenizer.eos_token_ids[0]], show_control=True)
+
+    def _defanged(self, value: Any) -> Any:
+        """Tool descriptions go through the template, so control tokens in them are broken up beforehand."""
+        if isinstance(value, str):
+            for text in (*self._tokenizer.control_texts(), CALL_OPEN, CALL_CLOSE):
+                value = value.replace(text, f"{text[0]} {text[1:]}")
+            return value
+        if isinstance(value, dict):
+            return {self._defanged(key): self._defanged(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._defanged(item) for item in value]
+        return value
+
+
+def load_chat_format(path: Path) -> tuple[Tokenizer, ChatFormat]:
+    """Tokenizer and chat format of a GGUF file. Raises ModelFileError or TemplateError."""
+    with GgufFile(path) as file:
+        template = file.metadata.get("tokenizer.chat_template")
+        if not isinstance(template, str):
+            raise TemplateError(f"{path} has no chat template; use an instruct model")
+        tokenizer = tokenizer_from(file)
+    return tokenizer, ChatFormat(tokenizer, template)
+
+
+def _tojson(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _split_calls(text: str) -> tuple[str, list[Call], bool]:
+    """Text outside calls, the whole calls, and whether every call that was begun is whole."""
+    said: list[str] = []
+    calls: list[Call] = []
+    at = 0
+    while (start := text.find(CALL_OPEN, at)) >= 0 and len(calls) < _MAX_CALLS:
+        said.append(text[at:start])
+        call, end = _read_call(text, start + len(CALL_OPEN))
+        if call is None:
+            return "".join(said).strip("\n"), calls, False
+        calls.append(call)
+        at = end
+    rest = text[at:]
+    return ("".join([*said, rest]).strip("\n") if calls else rest), calls, True
+
+
+def _read_call(text: str, at: int) -> tuple[Call | None, int]:
+    opening = re.compile(r"\s*").match(text, at)
+    assert opening is not None
+    begin = opening.end()
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None, begin
+    closing = re.compile(r"\s*" + re.escape(CALL_CLOSE)).match(text, end)
+    if closing is None or not isinstance(value, dict):
+        return None, end
+    name, arguments = value.get("name"), value.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None, end
+    return Call(name=name, arguments=arguments, raw=text[begin:end]), closing.end()

@@ -1,0 +1,167 @@
+"""Dequantised weights, fused the way the model multiplies them, in one file that can be mapped.
+
+File: magic, header length (8 bytes, little-endian), JSON header, then blobs aligned to 64 bytes. The header carries
+the source file's digest and its own checksum; a file that does not match is built again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import WeightsCacheError
+from engine.facts import ModelFacts
+from engine.gguf import GgufFile
+
+_MAGIC = b"TENUTOW2"
+_ALIGN = 64
+Array = np.ndarray[Any, np.dtype[Any]]
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Name -> array. Matrices are in the engine's dtype (bf16 as uint16 bit patterns), norms and biases in fp32."""
+
+    dtype: str
+    arrays: dict[str, Array]
+
+
+def load_weights(
+    file: GgufFile, digest: str, facts: ModelFacts, dtype: str, cache_dir: Path | None, progress: Progress
+) -> Weights:
+    """Map the cached weights of this file, building the cache first if it is absent or does not match.
+
+    With `cache_dir` None, or where the cache cannot be written, the weights are built in memory.
+    """
+    if cache_dir is None:
+        return _in_memory(file, facts, dtype, progress)
+    path = cache_dir / digest[:32] / f"weights.{dtype}"
+    mapped = _map_cache(path, digest, dtype)
+    if mapped is not None:
+        progress(1.0)
+        return mapped
+    try:
+        _build_cache(path, file, digest, facts, dtype, progress)
+    except OSError:
+        return _in_memory(file, facts, dtype, progress)
+    built = _map_cache(path, digest, dtype)
+    if built is None:
+        raise WeightsCacheError(f"{path} was written but does not read back; check the disk")
+    return built
+
+
+def _in_memory(file: GgufFile, facts: ModelFacts, dtype: str, progress: Progress) -> Weights:
+    return Weights(dtype, dict(_fused(file, facts, dtype, progress)))
+
+
+def _fused(file: GgufFile, facts: ModelFacts, dtype: str, progress: Progress) -> Iterator[tuple[str, Array]]:
+    def matrix(*names: str) -> Array:
+        return _to_dtype(np.concatenate([_rows(file, facts, name) for name in names]), dtype)
+
+    yield "embed", matrix("token_embd.weight")
+    if not facts.tied_output:
+        yield "head", matrix("output.weight")
+    yield "norm", file.tensor("output_norm.weight").copy()
+    for layer in range(facts.layers):
+        at = f"blk.{layer}."
+        yield f"{layer}.attn_norm", file.tensor(at + "attn_norm.weight").copy()
+        yield f"{layer}.qkv", matrix(at + "attn_q.weight", at + "attn_k.weight", at + "attn_v.weight")
+        if facts.qkv_bias:
+            yield f"{layer}.qkv_bias", np.concatenate([_rows(file, facts, f"{at}attn_{c}.bias") for c in "qkv"])
+        yield f"{layer}.o", matrix(at + "attn_output.weight")
+        yield f"{layer}.ffn_norm", file.tensor(at + "ffn_norm.weight").copy()
+        yield f"{layer}.gate_up", matrix(at + "ffn_gate.weight", at + "ffn_up.weight")
+        yield f"{layer}.down", matrix(at + "ffn_down.weight")
+        progress((layer + 1) / facts.layers)
+
+
+def _rows(file: GgufFile, facts: ModelFacts, name: str) -> Array:
+    """GGUF stores q and k of the llama architecture for interleaved rope; put them back for rotate-half."""
+    value: Array = file.tensor(name)
+    part = name.split(".")[-2]
+    if facts.arch != "llama" or part not in ("attn_q", "attn_k"):
+        return value
+    heads = facts.heads if part == "attn_q" else facts.kv_heads
+    half = facts.head_size // 2
+    pairs = value.reshape(heads, half, 2, *value.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(value.shape)
+
+
+def _to_dtype(value: Array, dtype: str) -> Array:
+    """fp32 as it is; bf16 as bit patterns, rounded to nearest even."""
+    if dtype == "fp32":
+        return value
+    bits = np.ascontiguousarray(value, dtype=np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def _build_cache(path: Path, file: GgufFile, digest: str, facts: ModelFacts, dtype: str, progress: Progress) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".weights-")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            table: dict[str, Any] = {}
+            blobs = Path(temporary + ".blobs")
+            with blobs.open("w+b") as body:
+                for name, value in _fused(file, facts, dtype, progress):
+                    body.write(b"\0" * (-body.tell() % _ALIGN))
+                    table[name] = {"offset": body.tell(), "shape": list(value.shape), "dtype": str(value.dtype)}
+                    body.write(np.ascontiguousarray(value).data)
+                header = _header(digest, dtype, table, body.tell())
+                out.write(_MAGIC + len(header).to_bytes(8, "little") + header)
+                out.write(b"\0" * (-out.tell() % _ALIGN))
+                body.seek(0)
+                while chunk := body.read(16 * 1024 * 1024):
+                    out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    finally:
+        Path(temporary + ".blobs").unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _header(digest: str, dtype: str, table: dict[str, Any], body_bytes: int) -> bytes:
+    described = {"source": digest, "dtype": dtype, "tensors": table, "body_bytes": body_bytes}
+    text = json.dumps(described, sort_keys=True)
+    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}).encode()
+
+
+def _map_cache(path: Path, digest: str, dtype: str) -> Weights | None:
+    """The mapped weights, or None when the file is absent, torn or of another model."""
+    try:
+        with path.open("rb") as file:
+            if file.read(8) != _MAGIC:
+                return None
+            size = int.from_bytes(file.read(8), "little")
+            if size > 16 * 1024 * 1024:
+                return None
+            outer = json.loads(file.read(size))
+        described = json.loads(outer["body"])
+        checksum = hashlib.sha256(outer["body"].encode()).hexdigest()
+        start = -(-(16 + size) // _ALIGN) * _ALIGN
+        whole = path.stat().st_size == start + described["body_bytes"]
+        if checksum != outer["sha256"] or not whole or (described["source"], described["dtype"]) != (digest, dtype):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    memory = np.memmap(path, dtype=np.uint8, mode="c")
+    return Weights(dtype, {name: _slice(memory, start, entry) for name, entry in described["tensors"].items()})
+
+
+def _slice(memory: Array, start: int, entry: dict[str, Any]) -> Array:
+    kind = np.dtype(entry["dtype"])
+    count = int(np.prod(entry["shape"], dtype=np.int64))
+    at = start + int(entry["offset"])
+    blob: Array = memory[at : at + count * kind.itemsize].view(kind)
+    return blob.reshape([int(n) for n in entry["shape"]])

@@ -1,0 +1,82 @@
+"""A place to run tools: one face over Docker, bubblewrap and a fake, and snapshots of workspaces.
+
+driver = await choose_driver(home, run_dir)
+handle = await driver.create(SandboxSpec("sandbox-1", "session-1", "tenant-1", epoch=1))
+sandbox = await driver.attach(handle)
+argv, stdin = tool_argv("bash", {"command": "echo hello"})
+call = await sandbox.start("step-1/call-1", argv, stdin=stdin)
+async for chunk in call: ...
+result = await call.result()
+root = await sandbox.snapshot(BlobStore(home / "blobs"))
+await sandbox.close()
+await driver.release(handle)
+"""
+
+from . import snapshots
+from .archives import seed_tar
+from .blobs import BlobStore
+from .choose import Choice, choose, choose_driver
+from .client import Call
+from .driver import Driver, Sandbox
+from .errors import (
+    BadArguments,
+    BadPath,
+    BadSpec,
+    BlobCorrupt,
+    BlobMissing,
+    CreateFailed,
+    FileMissing,
+    KeyConflict,
+    NoSandbox,
+    OperationFailed,
+    SandboxBusy,
+    SandboxError,
+    SandboxFailure,
+    SandboxLost,
+    SandboxUsageError,
+    StaleEpoch,
+)
+from .fake import FakeDriver
+from .spec import Chunk, Description, Entry, Handle, Limits, Result, Running, SandboxSpec, Volume
+from .tools import TOOLS, BuiltinTool, tool_argv
+
+__all__ = [
+    "TOOLS",
+    "BadArguments",
+    "BadPath",
+    "BadSpec",
+    "BlobCorrupt",
+    "BlobMissing",
+    "BlobStore",
+    "BuiltinTool",
+    "Call",
+    "Choice",
+    "Chunk",
+    "CreateFailed",
+    "Description",
+    "Driver",
+    "Entry",
+    "FakeDriver",
+    "FileMissing",
+    "Handle",
+    "KeyConflict",
+    "Limits",
+    "NoSandbox",
+    "OperationFailed",
+    "Result",
+    "Running",
+    "Sandbox",
+    "SandboxBusy",
+    "SandboxError",
+    "SandboxFailure",
+    "SandboxLost",
+    "SandboxSpec",
+    "SandboxUsageError",
+    "StaleEpoch",
+    "Volume",
+    "choose",
+    "choose_driver",
+    "seed_tar",
+    "snapshots",
+    "tool_argv",
+]

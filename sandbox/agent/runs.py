@@ -1,0 +1,217 @@
+"""Running calls: started once by key, pumped, published to whoever follows, ended as a whole tree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import selectors
+import signal
+import struct
+import time
+from contextlib import suppress
+from typing import Any
+
+from .calls import PIECE, Call, launch
+from .errors import Refused
+from .files import FileOperations
+from .processes import below, kill, name_of, processes, send_signal
+from .wire import Broken, Connection
+
+JOURNAL_BYTES = 32 << 20
+Json = dict[str, Any]
+
+
+class Runs(FileOperations):
+    """The journal and what runs of it. A call is in `calls` for ever, in `shepherds` while any process of it lives."""
+
+    def __init__(self, config: Json) -> None:
+        super().__init__(config["work"])
+        self.config = config
+        self.calls: dict[str, Call] = {}
+        self.shepherds: dict[int, Call] = {}
+        self.selector = selectors.DefaultSelector()
+
+    def rearm(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def drop(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def op_start(self, connection: Connection, header: Json, body: bytes) -> None:
+        text = json.dumps([header["argv"], header["env"], header["cwd"]], sort_keys=True).encode()
+        digest = hashlib.sha256(len(text).to_bytes(8, "big") + text + body).hexdigest()
+        call = self.calls.get(header["key"])
+        if call is None:
+            call = self.spawn(header, digest, body)
+        elif call.digest != digest:
+            raise Refused("conflict", f"the call {header['key']!r} was started with another command")
+        connection.send({"id": header["id"], "taken": True})
+        for stream, data in call.after(int(header.get("offset", 0))):
+            connection.send({"id": header["id"], "stream": stream}, data)
+        if call.result is not None:
+            connection.send({"id": header["id"], "result": call.result})
+        else:
+            call.subscribers.append((connection, header["id"]))
+
+    def spawn(self, header: Json, digest: str, stdin: bytes) -> Call:
+        call = Call(header["key"], digest, header, stdin)
+        call.oom_before = self.oom_kills()
+        launch(call, header, self.directory(header["cwd"]), self.config)
+        self.calls[call.key] = call
+        self.shepherds[call.shepherd] = call
+        for name, fd in call.pipes.items():
+            event = selectors.EVENT_WRITE if name == "in" else selectors.EVENT_READ
+            self.selector.register(fd, event, lambda _, name=name: self.pump(call, name))
+        return call
+
+    def pump(self, call: Call, name: str) -> bool:
+        """Moves what one pipe has and says whether there may be more; a closed pipe leaves the selector."""
+        fd = call.pipes.get(name)
+        if fd is None:
+            return False  # closed by an event of the same round
+        try:
+            if name == "in":
+                call.stdin = call.stdin[os.write(fd, call.stdin[:PIECE]) if call.stdin else 0 :]
+                more = bool(call.stdin)
+            else:
+                data = os.read(fd, PIECE)
+                more = bool(data)
+                if name == "status":
+                    if len(data) == 4:
+                        self.ended(call, struct.unpack("i", data)[0])
+                    else:
+                        self.bury(call)
+                    return False
+                if call.result is None and data:
+                    head = call.capture(name, data)
+                    if head:
+                        self.publish(call, {"stream": name}, head)
+        except BlockingIOError:
+            return False
+        except OSError:
+            more = False
+        if not more:
+            self.close_pipe(call, name)
+        return more
+
+    def close_pipe(self, call: Call, name: str) -> None:
+        fd = call.pipes.pop(name, None)
+        if fd is not None:
+            self.selector.unregister(fd)
+            os.close(fd)
+
+    def publish(self, call: Call, header: Json, body: bytes = b"") -> None:
+        for connection, number in list(call.subscribers):
+            try:
+                connection.send({"id": number, **header}, body)
+                self.rearm(connection)
+            except Broken:
+                self.drop(connection)
+
+    def bury(self, call: Call) -> None:
+        """The shepherd closed its end without a word: it is dying, killed by its own tool."""
+        with suppress(ChildProcessError):
+            os.waitpid(call.shepherd, 0)
+        self.shepherds.pop(call.shepherd, None)
+        self.buried(call)
+
+    def buried(self, call: Call) -> None:
+        """A shepherd ends after its last process. If a tool killed it, its orphans are ours now and must not stay."""
+        strays = self.strays()
+        if strays:
+            kill(self.strays)
+        if "status" in call.pipes:
+            data = b""
+            with suppress(BlockingIOError):
+                data = os.read(call.pipes["status"], PIECE)
+            self.ended(call, struct.unpack("i", data)[0] if len(data) == 4 else signal.SIGKILL)
+        for name in ("out", "err"):
+            self.close_pipe(call, name)
+
+    def strays(self) -> set[int]:
+        table = processes()
+        return below({os.getpid(), *self.shepherds}, table) - below(set(self.shepherds), table)
+
+    def ended(self, call: Call, status: int) -> None:
+        """The tool itself is over. What it left running lives on below its shepherd, its output thrown away."""
+        self.close_pipe(call, "status")
+        self.close_pipe(call, "in")
+        for name in ("out", "err"):
+            for _ in range(32):  # more than a pipe holds: a background writer must not keep us here
+                if name not in call.pipes or not self.pump(call, name):
+                    break
+        for stream, data in call.close_output():
+            self.publish(call, {"stream": stream}, data)
+        killed, code = os.WIFSIGNALED(status), os.WEXITSTATUS(status)
+        reason = call.reason or ("signal" if killed else "exit")
+        if call.reason is None and (killed or code) and self.oom_kills() > call.oom_before:
+            reason = "oom"
+        call.end(reason, os.WTERMSIG(status) if killed else code)
+        call.stdin = memoryview(b"")
+        self.publish(call, {"result": call.result})
+        call.subscribers = []
+        self.trim()
+
+    def trim(self) -> None:
+        """Old calls lose their output, never their result: a key is remembered as long as the sandbox lives."""
+        done = [call for call in self.calls.values() if call.result is not None]
+        total = sum(call.captured for call in done)
+        for call in done:
+            if total <= JOURNAL_BYTES:
+                return
+            total -= call.captured
+            call.chunks, call.captured = [], 0
+            assert call.result is not None
+            call.result["truncated"] = True
+
+    def op_lookup(self, connection: Connection, header: Json, body: bytes) -> tuple[Json, bytes]:
+        call = self.calls.get(header["key"])
+        if call is None:
+            return {"state": "unknown"}, b""
+        output = b"".join(data for _, data in call.chunks)
+        if call.result is None:
+            return {"state": "running", "elapsed_s": time.monotonic() - call.started, "argv": call.argv}, output
+        return {"state": "finished", "result": call.result}, output
+
+    def tree(self, call: Call) -> set[int]:
+        return below({call.shepherd}, processes())
+
+    def everything(self) -> set[int]:
+        return below({os.getpid()} | set(self.shepherds), processes())
+
+    def end_tree(self, call: Call, reason: str) -> list[int]:
+        if call.result is None and call.reason is None:
+            call.reason = reason
+        killed = kill(lambda: self.tree(call))
+        send_signal(call.shepherd, signal.SIGCONT)  # its tool may have stopped it, and it has an end to report
+        return killed
+
+    def op_kill(self, connection: Connection, header: Json, body: bytes) -> tuple[Json, bytes]:
+        call = self.calls.get(header["key"])
+        if call is None or call.shepherd not in self.shepherds:
+            return {"killed": []}, b""
+        return {"killed": self.end_tree(call, "signal")}, b""
+
+    def kill_all(self) -> list[str]:
+        names = [name_of(pid) for pid in sorted(self.everything())]
+        for call in self.shepherds.values():
+            call.reason = call.reason or "signal"
+        kill(self.everything)
+        for pid in self.shepherds:
+            send_signal(pid, signal.SIGCONT)
+        return names
+
+    def oom_kills(self) -> int:
+        """How often the kernel's memory limit has killed in here; 0 where nobody counts."""
+        for path in self.config["oom_counters"]:
+            try:
+                with open(path, "rb", closefd=not isinstance(path, int)) as f:
+                    if isinstance(path, int):
+                        f.seek(0)
+                    for line in f:
+                        if line.startswith(b"oom_kill "):
+                            return int(line.split()[1])
+            except OSError:
+                continue
+        return 0

@@ -1,0 +1,200 @@
+"""The controller's side of an agent: one channel, many calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from .errors import (
+    BadPath,
+    FileMissing,
+    KeyConflict,
+    OperationFailed,
+    SandboxBusy,
+    SandboxError,
+    SandboxLost,
+    SandboxUsageError,
+    StaleEpoch,
+)
+from .link import Frame, Link
+from .spec import Chunk, Handle, Result
+
+REPLY_S = 60.0
+GRACE_S = 15.0
+ERRORS: dict[str, type[SandboxError]] = {
+    "epoch": StaleEpoch,
+    "conflict": KeyConflict,
+    "path": BadPath,
+    "missing": FileMissing,
+    "busy": SandboxBusy,
+    "os": OperationFailed,
+    "request": SandboxUsageError,
+}
+NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
+BASE_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/work",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def raise_refusal(header: Mapping[str, Any]) -> None:
+    if "error" in header:
+        raise ERRORS.get(header["error"], OperationFailed)(header["message"])
+
+
+class Channel:
+    """A link that is opened again when it breaks while the agent lives."""
+
+    def __init__(self, handle: Handle, epoch: int) -> None:
+        self.handle = handle
+        self.epoch = epoch
+        self.link: Link | None = None
+        self.lock = asyncio.Lock()
+        self.closed = False
+        self.following: set[asyncio.Task[Result]] = set()
+
+    async def connected(self) -> Link:
+        async with self.lock:
+            if self.closed:
+                raise SandboxUsageError("this connection was closed; attach again, and start the same key again")
+            if self.link is None or self.link.over:
+                if self.link is not None:
+                    await self.link.close()
+                listener = self.handle.pid if self.handle.driver == "docker" else None
+                self.link = await Link.open(Path(self.handle.socket), self.handle.token, listener)
+            return self.link
+
+    async def request(self, op: str, body: bytes = b"", **fields: Any) -> Frame:
+        """One request, one reply. Raises what the agent refused with, or SandboxLost."""
+        link = await self.connected()
+        number, queue = link.ask({"op": op, "epoch": self.epoch, **fields}, body)
+        try:
+            async with asyncio.timeout(REPLY_S):
+                frame = await queue.get()
+        except TimeoutError:
+            raise SandboxLost(f"the agent did not answer {op!r} within {REPLY_S:.0f} s") from None
+        finally:
+            link.forget(number)
+        if frame is None:
+            raise SandboxLost(f"the agent went away during {op!r}")
+        raise_refusal(frame[0])
+        return frame
+
+    async def close(self) -> None:
+        self.closed = True
+        async with self.lock:
+            if self.link is not None:
+                await self.link.close()
+                self.link = None
+        await asyncio.gather(*self.following, return_exceptions=True)
+
+
+class Call:
+    """A call in flight, or one from the journal. Iterate for its chunks, await `result()` for its end.
+
+    Both may be done at once, in any order, and each only once by one reader. Losing the connection is not losing the
+    call: it is found again by its key and continued after the bytes already seen.
+    """
+
+    def __init__(self, channel: Channel, key: str, request: Mapping[str, Any], stdin: bytes) -> None:
+        self.key = key
+        self._channel = channel
+        self._request = request
+        self._stdin = stdin
+        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        self._output = bytearray()
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._follow())
+        channel.following.add(self._task)
+        self._task.add_done_callback(self._settle)
+
+    def _settle(self, task: asyncio.Task[Result]) -> None:
+        self._channel.following.discard(task)
+        self._chunks.put_nowait(None)
+        if not self._begun.done():
+            self._begun.set_result(None)
+        if not task.cancelled():
+            task.exception()  # seen; `result()` raises it again for whoever asks
+
+    async def begun(self) -> None:
+        """Returns when the agent has taken the call; raises what it refused with."""
+        await self._begun
+        if self._task.done() and not self._task.cancelled():
+            error = self._task.exception()
+            if error is not None:
+                raise error
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        while (chunk := await self._chunks.get()) is not None:
+            yield chunk
+        self._chunks.put_nowait(None)
+
+    async def result(self) -> Result:
+        """Reason "lost" where the agent is gone or did not end the call by its deadline."""
+        return await asyncio.shield(self._task)
+
+    async def kill(self) -> None:
+        """Kills the call's whole tree; its result then says "signal"."""
+        await self._channel.request("kill", key=self.key)
+
+    async def aclose(self) -> None:
+        """Stops following; the call itself goes on."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, SandboxError):
+            await self._task
+
+    async def _follow(self) -> Result:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        try:
+            async with asyncio.timeout(float(self._request["timeout_s"]) + GRACE_S):
+                for _ in range(3):
+                    result = await self._follow_once()
+                    if result is not None:
+                        return result
+        except (SandboxLost, TimeoutError):
+            pass
+        return Result("lost", None, 0, 0, True, loop.time() - begin, bytes(self._output))
+
+    async def _follow_once(self) -> Result | None:
+        link = await self._channel.connected()
+        number, queue = link.ask({**self._request, "offset": len(self._output)}, self._stdin)
+        try:
+            while (frame := await queue.get()) is not None:
+                header, body = frame
+                raise_refusal(header)
+                if not self._begun.done():
+                    self._begun.set_result(None)
+                if "result" in header:
+                    return Result(**header["result"], output=bytes(self._output))
+                if body:
+                    self._output += body
+                    self._chunks.put_nowait(Chunk(header["stream"], body))
+            return None
+        finally:
+            link.forget(number)
+
+
+def start_request(
+    key: str, argv: Sequence[str], epoch: int, env: Mapping[str, str], cwd: str, timeout_s: float, output_bytes: int
+) -> dict[str, Any]:
+    if not argv or not all(isinstance(word, str) for word in argv) or any("\0" in word for word in argv):
+        raise SandboxUsageError("argv must be a list of one or more strings without NUL")
+    return {
+        "op": "start",
+        "key": key,
+        "argv": list(argv),
+        "env": {**BASE_ENVIRONMENT, **env},
+        "cwd": cwd,
+        "epoch": epoch,
+        "timeout_s": timeout_s,
+        "output_bytes": output_bytes,
+    }

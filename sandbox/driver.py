@@ -1,0 +1,143 @@
+"""What every backend offers, and the sandbox it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from . import workspace
+from .blobs import BlobStore
+from .client import NO_ENVIRONMENT, Call, Channel, start_request
+from .errors import SandboxUsageError
+from .spec import Description, Entry, Handle, Result, Running, SandboxSpec
+
+MAX_STDIN = 16 << 20
+# Named here because `Sandbox.list` hides the built-in inside its class.
+Names = list[str]
+Entries = list[Entry]
+
+
+class Sandbox:
+    """A live sandbox, as seen over one connection. Any number of processes may hold one; the highest epoch rules.
+
+    Every operation carries `epoch` (that of the handle, or the one given to `attach`): an operation of a lower epoch
+    than the agent has seen raises StaleEpoch, a higher one fences all others off.
+    """
+
+    def __init__(self, handle: Handle, epoch: int | None = None) -> None:
+        self.handle = handle
+        self._channel = Channel(handle, handle.epoch if epoch is None else epoch)
+
+    @property
+    def epoch(self) -> int:
+        return self._channel.epoch
+
+    async def open(self) -> Sandbox:
+        """Connects and fences. Raises SandboxLost or StaleEpoch."""
+        try:
+            await self._channel.request("ping")
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def start(
+        self,
+        key: str,
+        argv: Sequence[str],
+        *,
+        epoch: int | None = None,
+        stdin: bytes = b"",
+        env: Mapping[str, str] = NO_ENVIRONMENT,
+        cwd: str = "/work",
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+    ) -> Call:
+        """Starts a call, or finds the one that has this key: running (followed from its first byte) or finished.
+
+        A key never runs twice in a sandbox. Raises KeyConflict where the key was used for another command, StaleEpoch,
+        and SandboxBusy at the process limit. A sandbox that is gone gives a call whose result is "lost".
+        """
+        if len(stdin) > MAX_STDIN:
+            raise SandboxUsageError(f"stdin is {len(stdin)} bytes; at most {MAX_STDIN} fit: put it in a file")
+        limits = self.handle.limits
+        request = start_request(
+            key,
+            argv,
+            self.epoch if epoch is None else epoch,
+            env,
+            cwd,
+            limits.call_timeout_s if timeout_s is None else timeout_s,
+            limits.output_bytes if output_bytes is None else output_bytes,
+        )
+        call = Call(self._channel, key, request, stdin)
+        await call.begun()
+        return call
+
+    async def lookup(self, key: str) -> Result | Running | None:
+        """What the journal knows of a key; None if it never started here."""
+        header, body = await self._channel.request("lookup", key=key)
+        if header["state"] == "finished":
+            return Result(**header["result"], output=body)
+        if header["state"] == "running":
+            return Running(tuple(header["argv"]), header["elapsed_s"], body)
+        return None
+
+    async def kill(self, key: str) -> None:
+        """Kills a call's whole tree, what it left in the background included. Unknown keys are no error."""
+        await self._channel.request("kill", key=key)
+
+    async def killall(self) -> Names:
+        """Kills every process but the agent; returns "pid name" of each."""
+        header, _ = await self._channel.request("killall")
+        killed: Names = header["killed"]
+        return killed
+
+    async def put(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Writes a file whole or not at all, its folders made. Paths are below /work, and no link is followed."""
+        await workspace.put(self._channel, path, data, mode)
+
+    async def get(self, path: str) -> bytes:
+        """A regular file's bytes. Raises BadPath, FileMissing."""
+        return await workspace.get(self._channel, path)
+
+    async def list(self, path: str = "/work") -> Entries:
+        """The names in a folder, sorted."""
+        return await workspace.listing(self._channel, path)
+
+    async def snapshot(self, store: BlobStore) -> str:
+        """Freezes the tools, stores what changed in /work, thaws; returns the root's hash."""
+        return await workspace.snapshot(self._channel, store)
+
+    async def restore(self, root: str, store: BlobStore) -> Names:
+        """Makes /work equal to `root` and nothing else; returns "pid name" of the processes this killed."""
+        return await workspace.restore(self._channel, root, store)
+
+    async def close(self) -> None:
+        """Ends the connection. The sandbox and its calls go on; who still waits here for a call must re-attach."""
+        await self._channel.close()
+
+
+class Driver(Protocol):
+    """A way to make sandboxes.
+
+    `create` either returns a handle to a sandbox that answers, or leaves nothing behind and raises CreateFailed.
+    `release` may be called any number of times, by any process, for a sandbox in any state. `reap` looks at what really
+    runs, not only at what was written down, and removes every sandbox of this home that is not in `live`: call it only
+    after the id of a sandbox about to be created is in `live`.
+    """
+
+    name: str
+    isolation: str
+
+    async def create(self, spec: SandboxSpec) -> Handle: ...
+
+    async def attach(self, handle: Handle, epoch: int | None = None) -> Sandbox:
+        """Raises SandboxLost where the sandbox is gone, StaleEpoch where a newer holder has it."""
+        ...
+
+    async def release(self, handle: Handle) -> None: ...
+
+    async def reap(self, live: Collection[str]) -> list[str]: ...
+
+    async def describe(self) -> Description: ...

@@ -1,0 +1,75 @@
+"""Models and engines for the tests of the engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.facts import ModelFacts, read_facts
+from engine.gguf import GgufFile
+from tests.engine.fakes import Harness
+from tests.engine.tiny import write_tiny
+
+MODELS = ("smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct")
+
+
+def models_dir() -> Path:
+    return Path(os.environ.get("TENUTO_MODELS", Path.home() / ".cache" / "tenuto" / "models"))
+
+
+def model_path(name: str) -> Path:
+    path = models_dir() / f"{name}.gguf"
+    if not path.is_file():
+        pytest.skip(f"{name} is not on this machine")
+    return path
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model file, opened for a backend."""
+
+    path: Path
+    facts: ModelFacts
+    digest: str
+
+    def weights(self, dtype: str, cache: Path | None) -> Any:
+        from engine.weights import load_weights
+
+        with GgufFile(self.path) as file:
+            return load_weights(file, self.digest, self.facts, dtype, cache, lambda done: None)
+
+    def backend(self, dtype: str, pool_blocks: int, cache: Path | None = None) -> Any:
+        from engine.backends.torch_exact import TorchExact
+
+        return TorchExact(self.facts, self.weights(dtype, cache), pool_blocks=pool_blocks, threads=2)
+
+
+def load(path: Path) -> Loaded:
+    with GgufFile(path) as file:
+        return Loaded(path, read_facts(file), file.digest())
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_path: Path) -> Loaded:
+    return load(tiny_path)
+
+
+@pytest.fixture(params=MODELS)
+def real_path(request: pytest.FixtureRequest) -> Path:
+    return model_path(request.param)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    with Harness(tmp_path) as engine:
+        yield engine

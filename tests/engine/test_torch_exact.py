@@ -1,0 +1,132 @@
+"""Bits of the exact mode: whole = chunked = decoded alone = in a batch = restored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.backends import Tile
+from engine.facts import PAGE_SIZE
+from tests.engine.conftest import MODELS, Loaded, load, model_path, models_dir
+from tests.engine.tiny import write_tiny
+
+CHUNKS = [7, 64, 1, 33, 15, 5, 16]
+LENGTH = sum(CHUNKS)
+PAGES = -(-LENGTH // PAGE_SIZE) + 1
+
+
+class Rig:
+    """A backend and a prompt; block tables as disjoint ranges, one per sequence."""
+
+    def __init__(self, backend: Any, vocab: int) -> None:
+        self.backend = backend
+        self.ids = [int(i) for i in np.random.default_rng(3).integers(0, vocab, LENGTH + 8)]
+
+    def table(self, sequence: int) -> list[int]:
+        return list(range(sequence * PAGES, (sequence + 1) * PAGES))
+
+    def tiles(self, sequence: int, start: int, end: int, ids: list[int] | None = None) -> list[Tile]:
+        tokens, table, tiles = ids or self.ids, self.table(sequence), []
+        while start < end:
+            page = start // PAGE_SIZE
+            stop = min(end, (page + 1) * PAGE_SIZE)
+            tiles.append(Tile(tuple(table[: page + 1]), start % PAGE_SIZE, tuple(tokens[start:stop]), stop == end))
+            start = stop
+        return tiles
+
+    def run(self, sequence: int, start: int, end: int, ids: list[int] | None = None) -> Any:
+        return self.backend.forward(self.tiles(sequence, start, end, ids))[-1]
+
+    def pages(self, sequence: int, tokens: int) -> list[bytes]:
+        """The bytes of the pages that hold `tokens` tokens; rows after them are zero in the last one."""
+        whole, rows = divmod(tokens, PAGE_SIZE)
+        table = self.table(sequence)
+        return [self.backend.snapshot(b, PAGE_SIZE) for b in table[:whole]] + [
+            self.backend.snapshot(table[whole], rows)
+        ]
+
+
+def make(name: str, dtype: str, tmp: Path) -> Rig:
+    if name.startswith("tiny"):
+        loaded: Loaded = load(write_tiny(tmp / "tiny.gguf", arch=name.removeprefix("tiny-")))
+        return Rig(loaded.backend(dtype, 6 * PAGES), loaded.facts.vocab)
+    loaded = load(model_path(name))
+    return Rig(loaded.backend(dtype, 6 * PAGES, models_dir() / "cache"), loaded.facts.vocab)
+
+
+CASES = [("tiny-llama", "bf16"), ("tiny-llama", "fp32"), ("tiny-qwen2", "bf16"), ("tiny-qwen2", "fp32")]
+CASES_WITH_MODELS = [
+    *[pytest.param(case, id="-".join(case)) for case in CASES],
+    *[
+        pytest.param((name, dtype), id=f"{name}-{dtype}", marks=pytest.mark.model)
+        for name in MODELS
+        for dtype in ("bf16",)
+    ],
+    pytest.param((MODELS[0], "fp32"), id=f"{MODELS[0]}-fp32", marks=pytest.mark.model),
+]
+
+
+@pytest.fixture(scope="module", params=CASES_WITH_MODELS)
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    return make(*request.param, tmp_path_factory.mktemp("rig"))
+
+
+def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt(rig: Rig) -> None:
+    whole = rig.run(0, 0, LENGTH)
+    at = 0
+    for size in CHUNKS:
+        chunked = rig.run(1, at, at + size)
+        at += size
+    assert np.array_equal(whole, chunked)
+    assert rig.pages(0, LENGTH) == rig.pages(1, LENGTH)
+
+
+def test_tokens_one_by_one_give_the_bits_of_the_whole_prompt(rig: Rig) -> None:
+    whole = rig.run(0, 0, 40)
+    for at in range(40):
+        single = rig.run(1, at, at + 1)
+    assert np.array_equal(whole, single)
+    assert rig.pages(0, 40) == rig.pages(1, 40)
+
+
+def test_a_sequence_in_a_mixed_batch_gives_the_bits_it_gives_alone(rig: Rig) -> None:
+    other = rig.ids[::-1]
+    rig.run(0, 0, LENGTH)
+    alone = [rig.run(0, LENGTH + i, LENGTH + i + 1) for i in range(3)]
+    rig.run(1, 0, LENGTH)
+    rig.run(2, 0, 20, other)
+    for step in range(3):
+        at = 20 + step
+        tiles = rig.tiles(2, at, at + 1, other) + rig.tiles(3, 16 * step, 16 * step + 16, other)
+        tiles += rig.tiles(1, LENGTH + step, LENGTH + step + 1)
+        assert np.array_equal(rig.backend.forward(tiles)[-1], alone[step])
+
+
+def test_a_restored_session_goes_on_with_the_bits_of_one_that_never_left(rig: Rig) -> None:
+    rig.run(0, 0, LENGTH)
+    saved = rig.pages(0, LENGTH)
+    live = [rig.run(0, LENGTH + i, LENGTH + i + 1) for i in range(5)]
+    rig.run(4, 0, LENGTH, rig.ids[::-1])  # others used the blocks meanwhile
+    for block, page in zip(rig.table(4), saved, strict=False):
+        rig.backend.page(block)[:] = page
+    restored = [rig.run(4, LENGTH + i, LENGTH + i + 1) for i in range(5)]
+    assert all(np.array_equal(left, right) for left, right in zip(live, restored, strict=True))
+
+
+def test_what_a_block_held_before_does_not_matter(rig: Rig) -> None:
+    rig.run(5, 0, LENGTH, rig.ids[::-1])
+    over_old = rig.run(5, 0, 21)
+    for block in rig.table(5):
+        rig.backend.zero(block)
+    assert np.array_equal(over_old, rig.run(5, 0, 21))
+
+
+def test_copied_rows_are_a_page_of_ones_own(rig: Rig) -> None:
+    rig.run(0, 0, LENGTH)
+    source, target = rig.table(0)[1], rig.table(5)[0]
+    rig.backend.copy_rows(source, target, 5)
+    assert rig.backend.snapshot(target, PAGE_SIZE) == rig.backend.snapshot(source, 5)
+    assert rig.backend.snapshot(source, 5) != rig.backend.snapshot(source, PAGE_SIZE)

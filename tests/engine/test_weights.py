@@ -1,0 +1,98 @@
+"""Dequantised weights and what names a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from engine.facts import BackendIdentity, fingerprint, read_facts
+from engine.gguf import GgufFile
+from engine.weights import load_weights
+from tests.engine.conftest import Loaded, load
+from tests.engine.tiny import write_tiny
+
+IDENTITY = BackendIdentity("torch", "exact", "bf16", "layer.kv.head.16.d", "x86_64/AVX512", 2, "2.13")
+
+
+def cache_file(cache: Path) -> Path:
+    (path,) = cache.rglob("weights.*")
+    return path
+
+
+def test_cached_weights_equal_those_built_in_memory(tiny: Loaded, tmp_path: Path) -> None:
+    for dtype in ("bf16", "fp32"):
+        fresh = tiny.weights(dtype, None)
+        cached = tiny.weights(dtype, tmp_path)
+        assert fresh.arrays.keys() == cached.arrays.keys()
+        assert all(np.array_equal(fresh.arrays[name], cached.arrays[name]) for name in fresh.arrays)
+
+
+def test_a_second_start_maps_the_cache_instead_of_building_it(tiny: Loaded, tmp_path: Path) -> None:
+    tiny.weights("bf16", tmp_path)
+    before = cache_file(tmp_path).stat().st_mtime_ns
+    tiny.weights("bf16", tmp_path)
+    assert cache_file(tmp_path).stat().st_mtime_ns == before
+
+
+def test_a_torn_cache_is_built_again(tiny: Loaded, tmp_path: Path) -> None:
+    fresh = tiny.weights("bf16", tmp_path)
+    path = cache_file(tmp_path)
+    whole = path.read_bytes()
+    for torn in (whole[:-1], whole[:100], b"", b"x" + whole[1:], whole[:20] + b"?" + whole[21:]):
+        path.unlink()
+        path.write_bytes(torn)
+        again = tiny.weights("bf16", tmp_path)
+        assert all(np.array_equal(fresh.arrays[name], again.arrays[name]) for name in fresh.arrays)
+        assert path.read_bytes() == whole
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tiny: Loaded, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    assert tiny.weights("bf16", blocked).arrays.keys() == tiny.weights("bf16", None).arrays.keys()
+
+
+def test_bf16_rounds_to_nearest_even() -> None:
+    import torch
+
+    from engine.weights import _to_dtype
+
+    values = np.concatenate([np.random.default_rng(0).standard_normal(4096), [0.0, -0.0, 1e30]]).astype(np.float32)
+    wanted = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+    assert np.array_equal(_to_dtype(values, "bf16"), wanted)
+
+
+def test_loading_reports_progress_to_the_end(tiny: Loaded, tmp_path: Path) -> None:
+    told: list[float] = []
+    with GgufFile(tiny.path) as file:
+        load_weights(file, tiny.digest, tiny.facts, "bf16", tmp_path, told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_other_weights_under_the_same_name_have_another_fingerprint(tmp_path: Path) -> None:
+    first = load(write_tiny(tmp_path / "a" / "m.gguf" if (tmp_path / "a").mkdir() is None else tmp_path, seed=1))
+    second = load(write_tiny(tmp_path / "b" / "m.gguf" if (tmp_path / "b").mkdir() is None else tmp_path, seed=2))
+    assert first.facts == second.facts
+    assert fingerprint(first.digest, first.facts, IDENTITY) != fingerprint(second.digest, second.facts, IDENTITY)
+
+
+def test_anything_that_can_change_a_bit_changes_the_fingerprint(tiny: Loaded) -> None:
+    from dataclasses import replace
+
+    mark = fingerprint(tiny.digest, tiny.facts, IDENTITY)
+    changes = {
+        "dtype": "fp32",
+        "threads": 1,
+        "instruction_set": "arm64",
+        "mode": "batched",
+        "page_layout": "p",
+        "version": "3",
+    }
+    others = {
+        fingerprint(tiny.digest, tiny.facts, replace(IDENTITY, **{name: value})) for name, value in changes.items()
+    }
+    assert len(others | {mark}) == len(changes) + 1
+    with GgufFile(tiny.path) as file:
+        assert fingerprint(tiny.digest, read_facts(file), IDENTITY) == mark
