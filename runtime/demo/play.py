@@ -55,6 +55,7 @@ class Played:
     calls: int = 0
     killed: list[dict[str, Any]] = field(default_factory=list)
     event_ids: list[int] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)  # what the tools printed
 
 
 async def play(
@@ -76,6 +77,8 @@ async def play(
         turn.feed(event)
         executioner.feed(event)
         played.event_ids.append(event.id)
+        if event.type == "tool.settled":
+            played.outputs.append(event.data["preview"])
         if event.type == "kv.recomputed":
             played.recomputed += event.data["tokens"]
         if turn.done:

@@ -29,6 +29,7 @@ async def calm(stack) -> Played:
 
 
 def assert_exact(played: Played, calm: Played) -> None:
+    assert played.outputs == calm.outputs
     assert played.token_ids == calm.token_ids
     assert played.repeated == 0
     assert played.calls == calm.calls == story.ROUNDS
