@@ -96,7 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nvme-dir", type=Path, help="directory of the NVMe tier")
     parser.add_argument("--nvme-bytes", type=int, default=0)
     parser.add_argument(
-        "--nvme-after-s", type=float, default=2.0, help="idle time until offloaded pages go on to NVMe; negative: never"
+        "--nvme-after-s",
+        type=float,
+        default=-1.0,
+        help="idle time until offloaded pages go on to NVMe; negative: when told",
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")

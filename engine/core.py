@@ -137,7 +137,8 @@ class EngineCore:
         for live in [x for x in self._live.values() if x.search is not None and x.restore_until_s < now]:
             self.store.counters.restore_timeouts += 1
             self._restored(live, live.search, None)
-        self.store.pump()
+        if self.store.copies is not None:
+            self.store.copies.pump()
         plan = self.scheduler.schedule(self.store.pinned_pages)
         if plan.unpin_pages:
             self.store.break_pins(plan.unpin_pages)
@@ -161,7 +162,8 @@ class EngineCore:
         """Seconds to wait for a command: none while there is work, for ever when there is nothing."""
         now = time.monotonic()
         dues = [due for due in (timer(now) for timer in self.timers) if due is not None]
-        if self.store.ready_to_copy or any(live.request.phase is Phase.RUNNING for live in self._live.values()):
+        copying = self.store.copies is not None and self.store.copies.ready
+        if copying or any(live.request.phase is Phase.RUNNING for live in self._live.values()):
             return 0
         if self.scheduler.waiting and not self.scheduler.admitted:
             return 0

@@ -76,10 +76,11 @@ class Intents:
 
     def _offload(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
         store = self._store
-        if store.stack is None:
+        if store.stack is None or store.copies is None:
             answer("rejected", detail="this engine has no tiers below the device")
             return
-        stack, keys, total = store.stack, list(record.keys), len(record.keys)
+        stack, copies = store.stack, store.copies
+        keys, total = list(record.keys), len(record.keys)
         if not keys:
             answer("missing", detail="the session has no pages")
             return
@@ -93,8 +94,13 @@ class Intents:
             for key, place in zip(keys, here, strict=True):
                 store.pool.mark(key, clean=place is not None)  # what a tier has lost is dirty again
             below = sum(place is not None for place in here)
-            queued = store.copy_out(
-                record, keys, call.tier, call.epoch, lambda stored, size: copied(stored, size, below)
+            queued = copies.add(
+                keys,
+                call.tier,
+                epoch=call.epoch,
+                salt_id=record.salt_id,
+                session=record.name,
+                then=lambda stored, size: copied(stored, size, below),
             )
             if not call.wait and (queued or call.tier is Tier.NVME):
                 respond("deferred", queued, queued * store.page_bytes, f"{below} pages were below already")
@@ -197,7 +203,8 @@ class Intents:
     def _drop(self, call: KvCall, answer: Callable[..., None]) -> None:
         store = self._store
         self._core.cancel_session(call.session)
-        store.cancel_copies(call.session)
+        if store.copies is not None:
+            store.copies.cancel(call.session)
         record = store.sessions.get(call.session)
         if record is not None:
             store.unpin(record)

@@ -44,7 +44,7 @@ class EngineSettings:
     host_bytes: int = 0
     nvme_dir: Path | None = None
     nvme_bytes: int = 0
-    nvme_after_s: float = 2.0
+    nvme_after_s: float = -1.0
     weights_cache: Path | None = None
 
 

@@ -74,7 +74,7 @@ class Reports:
             "running": core.scheduler.admitted,
             "sessions": len(store.sessions),
             "steps": core.steps,
-            "counters": asdict(store.counters),
+            "counters": {**asdict(store.counters), "copied_out": store.copies.stored_pages if store.copies else 0},
             "io_failures": store.lanes.failures,
         }
         faults = [_fault(store.pool.check_integrity)]

@@ -7,20 +7,17 @@ copied before it is filled, and a block can be reused while its copy is still on
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.backends.face import Backend
+from engine.copies import Copies
 from engine.facts import PAGE_SIZE
 from engine.lanes import Lanes
 from engine.pages import PagePool, Taken
 from engine.request import Request
 from engine.sessions import SessionKv, Sessions
 from kvtier import Loaded, Receipt, Tier, TierStack, next_key, root_key
-
-SLICE_PAGES = 16
-_STAGED_LIMIT_BYTES = 256 * 1024 * 1024
 
 
 @dataclass
@@ -32,28 +29,11 @@ class Counters:
     restored_nvme_tokens: int = 0
     recomputed_tokens: int = 0
     computed_tokens: int = 0
-    copied_out: int = 0
     evicted_clean: int = 0
     evicted_dirty: int = 0
     lost: int = 0
     restore_timeouts: int = 0
     pins_broken: int = 0
-
-
-@dataclass
-class CopyJob:
-    """Pages on their way out. `waiting` are not yet snapshotted; `flying` slices are in the lane."""
-
-    waiting: deque[bytes]
-    tier: Tier
-    epoch: int
-    salt_id: bytes
-    session: str
-    then: Callable[[int, int], None]  # pages stored, bytes written
-    flying: int = 0
-    stored: int = 0
-    bytes: int = 0
-    called: bool = False
 
 
 class KvStore:
@@ -75,9 +55,8 @@ class KvStore:
         self.page_bytes = page_bytes
         self.sessions = Sessions()
         self.counters = Counters()
+        self.copies = None if stack is None else Copies(pool, stack, lanes, page_bytes, self._snapshot)
         self._fingerprint = fingerprint
-        self._jobs: deque[CopyJob] = deque()
-        self._staged_bytes = 0
         self._rows: dict[bytes, int] = {}  # rows of partial pages on the device
         self._salt_of: dict[bytes, bytes] = {}  # of pages on the device
 
@@ -187,89 +166,7 @@ class KvStore:
                 record.pinned = False
                 self.counters.pins_broken += self.unpin(record)
 
-    # -- copies out -----------------------------------------------------------------------------------------------
-
-    def copy_out(
-        self, record: SessionKv, keys: Sequence[bytes], tier: Tier, epoch: int, then: Callable[[int, int], None]
-    ) -> int:
-        """Queue copies of those pages that are on the device and dirty.
-
-        Returns how many; `then` comes when all are stored.
-        """
-        dirty = deque(key for key in keys if self.pool.find(key) is not None and not self.pool.is_clean(key))
-        count = len(dirty)
-        self._jobs.append(CopyJob(dirty, tier, epoch, record.salt_id, record.name, then))
-        return count
-
-    def cancel_copies(self, session: str) -> None:
-        """Whatever of this session is not yet snapshotted stays where it is."""
-        for job in self._jobs:
-            if job.session == session:
-                job.waiting.clear()
-
-    @property
-    def ready_to_copy(self) -> bool:
-        """Whether `pump` has something to do now."""
-        return bool(self._jobs) and self.stack is not None and self._staged_bytes <= _STAGED_LIMIT_BYTES
-
-    def pump(self) -> bool:
-        """Snapshot one slice and send it off. True if there may be more to do at once."""
-        while self._jobs and not self._jobs[0].waiting:
-            self._finish(self._jobs.popleft())
-        if not self._jobs or self.stack is None or self._staged_bytes > _STAGED_LIMIT_BYTES:
-            return False
-        job = self._jobs[0]
-        pages: list[tuple[bytes, bytes]] = []
-        while job.waiting and len(pages) < SLICE_PAGES:
-            key = job.waiting.popleft()
-            block = self.pool.find(key)
-            if block is not None and not self.pool.is_clean(key):
-                pages.append((key, self._snapshot(block, key)))
-        if pages:
-            job.flying += 1
-            self._send(
-                pages, job.tier, job.epoch, job.salt_id, lambda present, written: self._landed(job, present, written)
-            )
-        return True
-
-    def _landed(self, job: CopyJob, present: int, written: int) -> None:
-        job.flying -= 1
-        job.stored += present
-        job.bytes += written
-        if not job.waiting:
-            self._finish(job)
-
-    def _finish(self, job: CopyJob) -> None:
-        if job.flying == 0 and not job.called:
-            job.called = True
-            job.then(job.stored, job.bytes)
-
-    def _snapshot(self, block: int, key: bytes) -> bytes:
-        return self.backend.snapshot(block, self._rows.get(key, PAGE_SIZE))
-
-    def _send(
-        self, pages: list[tuple[bytes, bytes]], tier: Tier, epoch: int, salt: bytes, then: Callable[[int, int], None]
-    ) -> None:
-        stack = self.stack
-        assert stack is not None
-        size = len(pages) * self.page_bytes
-        self._staged_bytes += size
-        keys = [key for key, _ in pages]
-
-        def task() -> tuple[Receipt, list[Tier | None]]:
-            receipt = stack.put(pages, epoch=epoch, salt_id=salt, tier=tier)
-            return receipt, stack.lookup(keys)
-
-        def done(result: tuple[Receipt, list[Tier | None]] | None) -> None:
-            self._staged_bytes -= size
-            places: list[Tier | None] = result[1] if result else [None] * len(keys)
-            stored = [key for key, place in zip(keys, places, strict=True) if place is not None]
-            for key in stored:
-                self.pool.mark(key, clean=True)
-            self.counters.copied_out += len(stored)
-            then(len(stored), result[0].bytes if result else 0)
-
-        self.lanes.write(task, done)
+    # -- eviction -------------------------------------------------------------------------------------------------
 
     def _write_behind(self, taken: Taken) -> None:
         if taken.evicted is None:
@@ -280,14 +177,17 @@ class KvStore:
             self.counters.evicted_clean += 1
             return
         self.counters.evicted_dirty += 1
-        if self.stack is None or not self.sessions.held(key) or self._staged_bytes > _STAGED_LIMIT_BYTES:
+        if self.copies is None or not self.sessions.held(key) or self.copies.full:
             self.counters.lost += 1
             return
         page = self.backend.snapshot(taken.block, rows)
-        self._send([(key, page)], Tier.HOST, 0, salt, lambda present, _: self._count_lost(1 - present))
+        self.copies.send([(key, page)], Tier.HOST, 0, salt, lambda present, _: self._count_lost(1 - present))
 
     def _count_lost(self, pages: int) -> None:
         self.counters.lost += pages
+
+    def _snapshot(self, block: int, key: bytes) -> bytes:
+        return self.backend.snapshot(block, self._rows.get(key, PAGE_SIZE))
 
     # -- the end of pages -----------------------------------------------------------------------------------------
 

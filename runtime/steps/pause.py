@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from engine import EngineGone
 from runtime.errors import StaleEpoch
@@ -18,9 +19,15 @@ _EVENT = {"pin": "kv.pinned", "offload": "kv.offloaded", "prefetch": "kv.prefetc
 
 
 @contextlib.asynccontextmanager
-async def kv_pause(s: Services, owner: Owner, attempt: Attempt, policy: str) -> AsyncIterator[None]:
-    """Hold the session's pages by `policy` (auto, pin, host, nvme, drop) for the duration of the block."""
-    moving = asyncio.create_task(_move_out(s, owner, attempt, policy))
+async def kv_pause(
+    s: Services, owner: Owner, attempt: Attempt, policy: str, token_ids: Sequence[int]
+) -> AsyncIterator[None]:
+    """Hold the session's pages by `policy` (auto, pin, host, nvme, drop) for the duration of the block.
+
+    `token_ids`: the transcript, by which an engine that was restarted finds the pages again.
+    """
+    pages = _Pages(s, owner, attempt, token_ids)
+    moving = asyncio.create_task(pages.move_out(policy))
     try:
         yield
     finally:
@@ -28,61 +35,63 @@ async def kv_pause(s: Services, owner: Owner, attempt: Attempt, policy: str) -> 
         with contextlib.suppress(asyncio.CancelledError):
             await moving
     if policy == "pin":
-        await _intend(s, owner, attempt, "release", None)
+        await pages.intend("release")
     elif policy != "drop":
-        await _intend(s, owner, attempt, "prefetch", None)
+        await pages.intend("prefetch")
 
 
-async def _move_out(s: Services, owner: Owner, attempt: Attempt, policy: str) -> None:
-    if policy == "pin":
-        await _intend(s, owner, attempt, "pin", None)
-    elif policy == "drop":
-        await _intend(s, owner, attempt, "drop", None)
-    elif policy == "host":
-        await _intend(s, owner, attempt, "offload", "host", evict=True)
-    elif policy == "nvme":
-        await _intend(s, owner, attempt, "offload", "nvme", evict=True)
-    else:
-        # Copied at once, so that the pages are clean and can be freed whenever someone needs them; a tool that
-        # runs on is waited for on NVMe.
-        began = time.monotonic()
-        await _intend(s, owner, attempt, "offload", "host")
-        await asyncio.sleep(max(0.0, s.nvme_after_s - (time.monotonic() - began)))
-        await _intend(s, owner, attempt, "offload", "nvme", evict=True)
+@dataclass(frozen=True)
+class _Pages:
+    """The pages of one session, and what is wanted of them."""
 
+    services: Services
+    owner: Owner
+    attempt: Attempt
+    token_ids: Sequence[int]
 
-async def _intend(
-    s: Services,
-    owner: Owner,
-    attempt: Attempt,
-    intent: str,
-    tier: str | None,
-    *,
-    evict: bool = False,
-) -> None:
-    """One intent to the engine, its receipt in the log. An engine that is gone is the next think's concern."""
-    try:
-        client = await s.engine.client()
-        receipt = dataclasses.asdict(
-            await client.kv(
+    async def move_out(self, policy: str) -> None:
+        if policy in ("pin", "drop"):
+            await self.intend(policy)
+        elif policy in ("host", "nvme"):
+            await self.intend("offload", policy, evict=True)
+        else:
+            # Copied at once, so that the pages are clean and can be freed whenever someone needs them; a tool that
+            # runs on is waited for on NVMe.
+            began = time.monotonic()
+            await self.intend("offload", "host")
+            await asyncio.sleep(max(0.0, self.services.nvme_after_s - (time.monotonic() - began)))
+            await self.intend("offload", "nvme", evict=True)
+
+    async def intend(self, intent: str, tier: str | None = None, *, evict: bool = False) -> None:
+        """One intent to the engine, its receipt in the log. An engine that is gone is the next think's concern."""
+        try:
+            client = await self.services.engine.client()
+            receipt = await client.kv(
                 intent,
-                session=owner.session_id,
-                epoch=owner.epoch,
-                salt=attempt.session.salt,
+                session=self.owner.session_id,
+                epoch=self.owner.epoch,
+                salt=self.attempt.session.salt,
+                token_ids=self.token_ids,
                 tier=tier,
                 wait=True,
                 evict=evict,
             )
-        )
-    except EngineGone:
-        return
-    if intent not in _EVENT or receipt["status"] == "missing":
-        return
-    data = {"tier": tier, **receipt} if tier else receipt
-    with contextlib.suppress(StaleEpoch):  # a newer owner tells its own story
-        await events.write(
-            s.db, owner.session_id, [Event(_EVENT[intent], data)], epoch=owner.epoch, step_no=attempt.step_no
-        )
-    if receipt["status"] in ("accepted", "clipped") and intent != "prefetch":
-        where = "none" if intent == "drop" else tier or "device"
-        await fleet.note_residency(s.db, owner.session_id, attempt.session.tenant_id, where, receipt)
+        except EngineGone:
+            return
+        if intent in _EVENT and receipt.status != "missing":
+            data = {**dataclasses.asdict(receipt), **({"tier": tier} if tier else {})}
+            await self._tell(Event(_EVENT[intent], data))
+            if intent != "prefetch":
+                where = "none" if intent == "drop" else tier or "device"
+                tenant = self.attempt.session.tenant_id
+                await fleet.note_residency(self.services.db, self.owner.session_id, tenant, where, data)
+
+    async def _tell(self, event: Event) -> None:
+        with contextlib.suppress(StaleEpoch):  # a newer owner tells its own story
+            await events.write(
+                self.services.db,
+                self.owner.session_id,
+                [event],
+                epoch=self.owner.epoch,
+                step_no=self.attempt.step_no,
+            )

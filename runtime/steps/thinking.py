@@ -181,8 +181,7 @@ async def _complete(
     tool_choice: str,
 ) -> None:
     parsed = s.chat.parse_assistant(sampled)
-    closing = [] if sampled and sampled[-1] in s.engine.card.eos_token_ids else [s.engine.card.eos_token_ids[0]]
-    closing += s.chat.assistant_close()
+    closing = s.chat.assistant_close(ended=bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids)
     outcome = _outcome(parsed, tool_choice)
     after = [*before, *s.chat.assistant_open(), *sampled, *closing]
     state = await (await s.engine.client()).kv_state(owner.session_id)

@@ -47,12 +47,12 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> None:
         return
     calls = await _calls_of(s, what, config)
     root = await checkpoints.workspace_root(s, what.session_id)
+    before = await steps.transcript(s.db, what.session_id, what.step_no)
     results = []
-    async with kv_pause(s, owner, attempt, config.kv.on_tool):
+    async with kv_pause(s, owner, attempt, config.kv.on_tool, before):
         for call in calls:
             result, root = await _one_call(s, owner, attempt, config, call, root)
             results.append(result)
-    before = await steps.transcript(s.db, what.session_id, what.step_no)
     tokens = s.chat.tool_results(results)
     await steps.complete(
         s.db,

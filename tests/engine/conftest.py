@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the engine process does; before torch is loaded
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -52,8 +52,8 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def dockerd(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Uses the engine that answers. With TENUTO_TEST_DOCKERD=1, root starts one of its own where none does."""
-    if docker_backend.why_not() is None or os.environ.get("TENUTO_TEST_DOCKERD") != "1" or not shutil.which("dockerd"):
+    """Uses the engine that answers. With SANDBOX_TEST_DOCKERD=1, root starts one of its own where none does."""
+    if docker_backend.why_not() is None or os.environ.get("SANDBOX_TEST_DOCKERD") != "1" or not shutil.which("dockerd"):
         yield
         return
     base = Path(tempfile.mkdtemp(prefix="tenuto-dockerd-"))

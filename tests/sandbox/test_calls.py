@@ -123,7 +123,7 @@ async def test_killing_a_call_kills_its_tree_and_no_other_call(sandbox: Sandbox)
     await sandbox.kill("doomed")
     assert (await doomed.result()).reason == "signal"
     assert (await other.result()).ok
-    assert [name.split()[1] for name in await sandbox.killall()] == ["sleep"]
+    assert len(await sandbox.killall()) == 1
     assert (await bystander.result()).reason == "signal"
 
 
