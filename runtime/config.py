@@ -11,6 +11,9 @@ from sandbox import TOOLS
 Name = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
 
 
+Effect = Literal["pure", "sandboxed", "idempotent", "unsafe"]
+
+
 class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,7 +29,7 @@ class CommandTool(Frozen):
     description: str = Field(min_length=1, max_length=2000)
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
     command: list[str] = Field(min_length=1, max_length=64)
-    effect: Literal["pure", "sandboxed", "idempotent", "unsafe"] = "sandboxed"
+    effect: Effect | None = None  # None: sandboxed, or unsafe where a writable volume leads out of the sandbox
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
 
     @field_validator("parameters")

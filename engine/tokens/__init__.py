@@ -1,5 +1,6 @@
 """Text and token ids: tokenizer, chat format, tool grammars. Loads no torch."""
 
+from engine.errors import ToolSchemaError
 from engine.tokens.chat import ChatFormat, load_chat_format
 from engine.tokens.grammar import check_grammar, tool_grammar
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
@@ -12,6 +13,7 @@ __all__ = [
     "StreamDecoder",
     "Tokenizer",
     "ToolResult",
+    "ToolSchemaError",
     "ToolSpec",
     "check_grammar",
     "load_chat_format",

@@ -7,8 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine import ToolSchemaError
-from engine.tokens import ChatFormat, load_chat_format, tool_grammar
+from engine.tokens import ChatFormat, ToolSchemaError, load_chat_format, tool_grammar
 from runtime.api.guard import Db, Tenant
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest, Unavailable

@@ -13,7 +13,7 @@ from typing import Any
 import tenuto
 
 from runtime.demo.stack import Stack
-from runtime.demo.story import MESSAGE
+from runtime.demo.story import FOLLOW_UP, MESSAGE
 from sandbox import BlobStore, snapshots
 
 Watch = Callable[[tenuto.Event], None]
@@ -70,7 +70,8 @@ async def play(
     """Run the story once and cancel the session at the end. Raises SessionFailed if it could not finish."""
     session = await client.sessions.create(**spec)
     played = Played(session.id)
-    turn = tenuto.TurnReader(await session.send(**MESSAGE))
+    await session.send(**MESSAGE)
+    turn = tenuto.TurnReader(await session.send(**FOLLOW_UP))  # accepted now, taken when the first is answered
     executioner = _Executioner(stack, list(kills), played, say)
     async for event in session.stream():
         watch(event)

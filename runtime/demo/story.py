@@ -58,10 +58,14 @@ TOOLS = [
     _tool("check_config", "Show the configuration of a service.", "service", ["api", "worker", "database"]),
 ]
 SYSTEM = (
-    "You are a release engineer of the project 'harbour', a small service that answers when the tide comes in. "
-    "Use the tools to find out whether it can be released today, then answer in two sentences."
+    "You are a release engineer of the project harbour, a small service that answers when the tide comes in. "
+    "Use the tools, one at a time, and then say in two sentences what you found."
 )
-TASK = "Can we release harbour today? Look at the tests, the logs and the configuration before you answer."
+TASK = (
+    "Can we release harbour today? First run the unit tests, then read the log of the api, then check the "
+    "configuration of the api."
+)
+QUESTION = "Thank you. Now tell me in one plain English sentence: can we release harbour today?"
 
 
 def session(seed: int, temperature: float, *, long_s: float = 6.0, short_s: float = 1.5) -> dict[str, Any]:
@@ -78,6 +82,7 @@ def session(seed: int, temperature: float, *, long_s: float = 6.0, short_s: floa
 
 
 MESSAGE: dict[str, Any] = {"content": TASK, "tool_choice": "required", "max_tool_rounds": ROUNDS}
+FOLLOW_UP: dict[str, Any] = {"content": QUESTION, "tool_choice": "none"}
 
 
 def handbook(tokens: int, salt: int, count: Callable[[str], int]) -> str:

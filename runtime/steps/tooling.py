@@ -70,16 +70,17 @@ async def _calls_of(s: Services, what: StepIn, config: SessionConfig) -> list[Ca
     )
     assert row is not None, "a tool step follows its think"
     return [
-        Call(i, call["name"], call["arguments"], _effect(config, call["name"]))
+        Call(i, call["name"], call["arguments"], _effect(s, config, call["name"]))
         for i, call in enumerate(row["output"]["calls"])
     ]
 
 
-def _effect(config: SessionConfig, name: str) -> str:
-    for tool in config.tools:
-        if isinstance(tool, CommandTool) and tool.name == name:
-            return tool.effect
-    return TOOLS[name].effect if name in TOOLS else "pure"
+def _effect(s: Services, config: SessionConfig, name: str) -> str:
+    """What a call may change. A writable volume leads out of the sandbox, where no snapshot undoes anything."""
+    declared = next((t.effect for t in config.tools if isinstance(t, CommandTool) and t.name == name), None)
+    own = declared or (TOOLS[name].effect if name in TOOLS else "sandboxed")
+    leads_out = any(not volume.read_only for volume in s.volumes)
+    return "unsafe" if own == "sandboxed" and declared is None and leads_out else own
 
 
 async def _one_call(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,14 +20,14 @@ Json = dict[str, Any]
 Reply = tuple[Json, bytes]
 
 
-class FileOperations:
+class FileOperations(ABC):
     """What the controller may do with the workspace. Every path is checked by `Workspace`."""
 
     def __init__(self, root: str) -> None:
         self.workspace = Workspace(root)
 
-    def everything(self) -> set[int]:
-        raise NotImplementedError
+    @abstractmethod
+    def everything(self) -> set[int]: ...
 
     def file_operations(self) -> dict[str, Callable[[Connection, Json, bytes], Reply | None]]:
         return {

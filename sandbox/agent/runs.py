@@ -9,6 +9,7 @@ import selectors
 import signal
 import struct
 import time
+from abc import abstractmethod
 from contextlib import suppress
 from typing import Any
 
@@ -32,11 +33,11 @@ class Runs(FileOperations):
         self.shepherds: dict[int, Call] = {}
         self.selector = selectors.DefaultSelector()
 
-    def rearm(self, connection: Connection) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def rearm(self, connection: Connection) -> None: ...
 
-    def drop(self, connection: Connection) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def drop(self, connection: Connection) -> None: ...
 
     def op_start(self, connection: Connection, header: Json, body: bytes) -> None:
         text = json.dumps([header["argv"], header["env"], header["cwd"]], sort_keys=True).encode()
