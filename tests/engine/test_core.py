@@ -341,3 +341,32 @@ def test_an_engine_without_tiers_says_so(tmp_path: Path) -> None:
         assert engine.kv("offload", "s")["status"] == "rejected"
         assert engine.kv("drop", "s")["status"] == "accepted"
         assert engine.stats()["integrity"] == "ok"
+
+
+@pytest.mark.parametrize("tier", [None, "host", "nvme"])
+@pytest.mark.parametrize("more", [1, 15, 16, 40])
+def test_a_partial_last_page_is_used_again_however_much_the_transcript_has_grown(
+    harness: Harness, tier: str | None, more: int
+) -> None:
+    """Where the old transcript ended within a page, the new one has a whole page with another key."""
+    transcript = turn(harness, "s", PROMPT, 10)
+    known = len(transcript) - 1  # the newest token has no KV yet
+    assert known % PAGE_SIZE, "the transcript must end within a page"
+    if tier is not None:
+        harness.kv("offload", "s", tier=tier, evict=True)
+        assert harness.state("s")["device_pages"] == 0
+    longer = [*transcript, *range(1, more + 1)]
+    done = harness.generate("s", longer, 20, known_tokens=known)
+    assert done.tokens == oracle(longer, 20)
+    assert done.prefill["recomputed"] == 0
+    assert done.prefill[tier or "device"] == known
+
+
+def test_offloaded_pages_stay_on_the_device_unless_they_are_to_be_evicted(harness: Harness) -> None:
+    turn(harness, "s", PROMPT, 20)
+    pages = harness.kv("offload", "s")["pages"]
+    assert harness.state("s")["device_pages"] == harness.state("s")["host_pages"] == pages
+    harness.kv("offload", "s", evict=True)
+    assert harness.state("s")["device_pages"] == 0
+    assert harness.kv("prefetch", "s")["pages"] == pages
+    assert harness.state("s")["device_pages"] == pages
