@@ -52,7 +52,13 @@ async def _serve(settings: object, socket: Path | None, tcp: tuple[str, int] | N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    engine = await asyncio.to_thread(open_engine, settings, _progress)
+    opening = asyncio.create_task(asyncio.to_thread(open_engine, settings, _progress))
+    asked = asyncio.create_task(ended.wait())
+    await asyncio.wait({opening, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not opening.done():
+        os._exit(0)  # a thread that loads cannot be stopped; what it was writing is swept by the next start
+    engine = opening.result()
     try:
         addresses = await engine.server.listen(socket, tcp)
         ready = {"ready": True, "addresses": addresses, **engine.card.as_message()}

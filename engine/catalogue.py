@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from engine.errors import DownloadError, ModelNotPulled, UnknownModel
+from engine.temporaries import prefix, sweep
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is being done
 _CHUNK = 4 * 1024 * 1024
@@ -103,7 +104,8 @@ def pull(name: str, models_dir: Path, progress: Progress) -> Path:
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
         _check_space(entry, models_dir)
-        with tempfile.TemporaryDirectory(dir=models_dir, prefix=".pull-") as work:
+        sweep(models_dir, "pull")
+        with tempfile.TemporaryDirectory(dir=models_dir, prefix=prefix("pull")) as work:
             _assemble(entry, Path(work), target, progress)
     except OSError as error:
         raise DownloadError(f"{entry.name} could not be stored in {models_dir}: {error.strerror or error}") from error

@@ -20,6 +20,7 @@ import numpy as np
 from engine.errors import WeightsCacheError
 from engine.facts import ModelFacts
 from engine.gguf import GgufFile
+from engine.temporaries import prefix, sweep
 
 _MAGIC = b"TENUTOW2"
 _ALIGN = 64
@@ -107,7 +108,8 @@ def _to_dtype(value: Array, dtype: str) -> Array:
 
 def _build_cache(path: Path, file: GgufFile, digest: str, facts: ModelFacts, dtype: str, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".weights-")
+    sweep(path.parent, "weights")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix("weights"))
     try:
         with os.fdopen(handle, "wb") as out:
             table: dict[str, Any] = {}

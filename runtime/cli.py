@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ import tenuto
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from engine import EngineError, models, pull
+from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
-from runtime.errors import TenutoError
-from runtime.settings import Settings
+from runtime.errors import StartupError, TenutoError
+from runtime.settings import KEYS, Settings
 from sandbox import SandboxError
 
 
@@ -38,18 +39,26 @@ def main() -> None:
     """An agent session runtime with KV persistence."""
 
 
-@main.command()
+_SETTINGS = "\b\nSettings, from the environment:\n" + "\n".join(f"  {key}" for key in KEYS)
+
+
+@main.command(epilog=_SETTINGS)
 @click.option("--model", help="A name from `tenuto model list`, or the path of a GGUF file.")
 @click.option("--home", help="The data directory (TENUTO_HOME).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per event, for programs.")
 def up(model: str | None, home: str | None, as_json: bool) -> None:
     """Start everything, restart what dies, stop it all on Ctrl-C."""
+    from runtime import preflight
     from runtime import up as stack
 
     given = {"TENUTO_MODEL": model, "TENUTO_HOME": home}
     settings = Settings.load(overrides={key: value for key, value in given.items() if value})
+    # Until the stack handles signals itself, one to end is like Ctrl-C: what was begun is undone on the way out.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    preflight.check_machine(settings)
     if not as_json:
         ensure_model(settings)
+    preflight.check_model(settings)
     asyncio.run(stack.up(settings, _told_as_json if as_json else _told))
 
 
@@ -61,10 +70,13 @@ def up(model: str | None, home: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on the last line.")
 def demo(seed: int, temperature: float, model: str | None, context: int, as_json: bool) -> None:
     """A real session: three tool rounds, KV out to NVMe and back, kill -9, resume, and a table of what it cost."""
+    from runtime import preflight
     from runtime.demo import DemoOptions, run_demo
 
     settings = Settings.load(overrides={"TENUTO_MODEL": model} if model else {})
+    preflight.check_sandbox(settings)
     ensure_model(settings)
+    preflight.check_model(settings)
     options = DemoOptions(seed, temperature, settings.model, context)
     outcome = asyncio.run(run_demo(options, Console(stderr=as_json)))
     if as_json:
@@ -132,15 +144,19 @@ def ensure_model(settings: Settings) -> None:
     """Pull the catalogue model that is asked for, unless it is here."""
     catalogue = {entry.name for entry in models()}
     if settings.model in catalogue and not (settings.models_dir / f"{settings.model}.gguf").exists():
-        click.echo(f"fetching {settings.model}, once", err=True)
-        with _progress() as report:
-            pull(settings.model, settings.models_dir, report)
+        click.echo(f"fetching {settings.model}, once")
+        try:
+            with _progress() as report:
+                pull(settings.model, settings.models_dir, report)
+        except DownloadError as error:
+            raise StartupError(f"{error}; or give TENUTO_MODEL the path of a GGUF file that is here") from error
 
 
 @contextmanager
 def _progress() -> Iterator[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
 
         def report(done_bytes: int, total_bytes: int, what: str) -> None:

@@ -13,6 +13,7 @@ TenutoError
 ├── IllegalTransition         a state change that the table does not have
 ├── MigrationError            the schema and this release do not fit
 └── StartupError              the stack cannot start; the message says what to do
+    └── PortTaken             somebody else listens there
 """
 
 from __future__ import annotations
@@ -75,3 +76,7 @@ class MigrationError(TenutoError):
 
 class StartupError(TenutoError):
     """The stack cannot start."""
+
+
+class PortTaken(StartupError):
+    """Somebody else listens on the API's port."""

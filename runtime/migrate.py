@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.resources
-import sys
 from dataclasses import dataclass
 
 import asyncpg
 
 from runtime.errors import MigrationError
+from runtime.process import run
 
 LOCK = 0x7E2070  # any number, the same in every release
 NO_TRANSACTION = "-- migrate: no-transaction"
@@ -37,12 +37,22 @@ def pending(known: list[Migration], applied: dict[str, str]) -> list[Migration]:
     by_version = {m.version: m for m in known}
     if ahead := sorted(set(applied) - set(by_version)):
         raise MigrationError(
-            f"the database has migrations {ahead} that this release does not know; upgrade tenuto-server"
+            f"the database has migrations {', '.join(ahead)} that this release does not know; upgrade tenuto-server"
         )
     for version, sha256 in applied.items():
         if by_version[version].sha256 != sha256:
             raise MigrationError(f"migration {version} was edited after it ran; restore the released file")
     return [m for m in known if m.version not in applied]
+
+
+async def check_schema(dsn: str) -> None:
+    """That `migrate` could bring this database up to date; changes nothing. Raises MigrationError."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        if await connection.fetchval("SELECT to_regclass('schema_migrations')") is not None:
+            pending(packaged_migrations(), await _applied(connection))
+    finally:
+        await connection.close()
 
 
 async def migrate(dsn: str, migrations: list[Migration] | None = None) -> list[str]:
@@ -58,13 +68,17 @@ async def migrate(dsn: str, migrations: list[Migration] | None = None) -> list[s
             "CREATE TABLE IF NOT EXISTS schema_migrations (version text PRIMARY KEY, sha256 text NOT NULL,"
             " applied_at timestamptz NOT NULL DEFAULT now())"
         )
-        rows = await connection.fetch("SELECT version, sha256 FROM schema_migrations")
-        todo = pending(known, {row["version"]: row["sha256"] for row in rows})
+        todo = pending(known, await _applied(connection))
         for migration in todo:
             await _apply(connection, migration)
         return [m.version for m in todo]
     finally:
         await connection.close()
+
+
+async def _applied(connection: asyncpg.Connection) -> dict[str, str]:
+    rows = await connection.fetch("SELECT version, sha256 FROM schema_migrations")
+    return {row["version"]: row["sha256"] for row in rows}
 
 
 async def _apply(connection: asyncpg.Connection, migration: Migration) -> None:
@@ -78,15 +92,12 @@ async def _apply(connection: asyncpg.Connection, migration: Migration) -> None:
         await connection.execute(record, migration.version, migration.sha256)
 
 
-def main() -> None:
+async def _main() -> None:
     from runtime.settings import Settings
 
-    try:
-        applied = asyncio.run(migrate(Settings.load().postgres_dsn_required))
-    except MigrationError as error:
-        sys.exit(f"tenuto: {error}")
+    applied = await migrate(Settings.load().postgres_dsn_required)
     print("applied: " + (", ".join(applied) or "nothing, the schema is current"))
 
 
 if __name__ == "__main__":
-    main()
+    run(_main())

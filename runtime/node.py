@@ -16,7 +16,7 @@ from temporalio.worker import Worker
 from engine.tokens import load_chat_format
 from runtime import delivery
 from runtime.engines import EngineLink
-from runtime.process import announce_ready, connect_temporal, start_logging, until_stopped
+from runtime.process import announce_ready, connect_temporal, run, start_logging, until_stopped
 from runtime.settings import Settings
 from runtime.steps import Services, Steps
 from runtime.store import Database, fleet
@@ -141,4 +141,4 @@ async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Settings.load()))
+    run(serve(Settings.load()))

@@ -1,4 +1,4 @@
-"""What every long-running process of ours does the same way: logs, readiness, stopping, reaching Temporal."""
+"""What every process of ours does the same way: logs, readiness, stopping, failing, reaching Temporal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from temporalio.client import Client
 
-from runtime.errors import StartupError
+from engine import EngineError
+from kvtier import TierError
+from runtime.errors import StartupError, TenutoError, Unavailable
 from runtime.settings import Settings
+from sandbox import SandboxError
+
+REFUSED: Final = 2  # exit status: it said why in a sentence, and starting it again changes nothing
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a process's work. An error that we raise on purpose becomes a JSON line and an exit status."""
+    try:
+        asyncio.run(work)
+    except (TenutoError, EngineError, SandboxError, TierError) as error:
+        print(json.dumps({"error": str(error), "kind": type(error).__name__}), file=sys.stderr, flush=True)
+        sys.exit(1 if isinstance(error, Unavailable) else REFUSED)
 
 
 def start_logging(level: str) -> None:

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -34,13 +35,16 @@ class Machine:
     uid: int
     ram_bytes: int
     shm: Path | None
+    shm_bytes: int = 2**63  # of the whole file system
 
     @classmethod
     def present(cls) -> Machine:
         shm = Path("/dev/shm")
         usable = shm.is_dir() and os.access(shm, os.W_OK | os.X_OK)
         ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return cls(os.geteuid(), ram_bytes, shm if usable else None)
+        if not usable:
+            return cls(os.geteuid(), ram_bytes, None)
+        return cls(os.geteuid(), ram_bytes, shm, shutil.disk_usage(shm).total)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Settings:
     """What was asked for, and after `tenuto up` resolved it, what is. Sizes in bytes, times in seconds.
 
     `postgres_dsn`, `temporal_address` and `engine_address` are None until something is given or started; `sandbox` is
-    None where the best that the machine has is to be used.
+    None where the best that the machine has is to be used, `api_port` where the usual one is, or another if that is
+    taken.
     """
 
     home: Path
@@ -61,7 +66,7 @@ class Settings:
     temporal_address: str | None = None
     temporal_namespace: str = "default"
     api_host: str = "127.0.0.1"
-    api_port: int = 8300
+    api_port: int | None = None
     api_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     engine_address: str | None = None
@@ -97,7 +102,7 @@ class Settings:
         run_dir = _run_dir(env, machine, tag)
         values.setdefault("models_dir", _base(env, "XDG_CACHE_HOME", ".cache") / "tenuto" / "models")
         values.setdefault("model", DEFAULT_MODEL)
-        values.setdefault("host_kv_bytes", min(GIB, machine.ram_bytes // 8))
+        values.setdefault("host_kv_bytes", min(GIB, machine.ram_bytes // 8, machine.shm_bytes // 2))
         arena_dir = run_dir / "arena" if machine.shm is None else machine.shm / f"tenuto-{tag}"
         return cls(run_dir=run_dir, arena_dir=arena_dir, **values)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from runtime.errors import StartupError
+from runtime.process import REFUSED
 
 FIRST_BACKOFF_S: Final = 0.2
 LAST_BACKOFF_S: Final = 5.0
@@ -45,7 +46,8 @@ class Child:
     """How a process is run. `before` runs ahead of every start, `ready` after it.
 
     `ready` returns when the child serves; None means: when it prints a JSON object on a line of standard output.
-    JSON objects on standard error are progress, which `describe` puts into words where they bring no `message`.
+    JSON objects on standard error are progress, which `describe` puts into words where they bring no `message`; one
+    with `error` says what went wrong, and with exit status 2 (`process.REFUSED`) that starting again cannot help.
     Everything goes to the log as well.
     """
 
@@ -70,6 +72,14 @@ class _Running:
     task: asyncio.Task[None] | None = None
     up: asyncio.Event = field(default_factory=asyncio.Event)
     pumps: list[asyncio.Task[None]] = field(default_factory=list)
+    log_start: int = 0  # where this life's lines begin in the log
+
+
+@dataclass(frozen=True)
+class _Death:
+    served: bool
+    how: str
+    status: int | None = None
 
 
 class Supervisor:
@@ -111,6 +121,7 @@ class Supervisor:
         self._on_event("starting", name=child.name, message=f"running {child.name}")
         await child.before()
         with self._log(child.name) as log:
+            start = os.fstat(log.fileno()).st_size
             process = await _spawn(child, stdout=log, stderr=log)
         try:
             status = await process.wait()
@@ -120,7 +131,9 @@ class Supervisor:
             await process.wait()
             raise
         if status:
-            raise StartupError(f"{child.name} ended with status {status}: {self._last_words(child.name)}")
+            refusal = self._refusal(child.name, start) if status == REFUSED else None
+            words = self._last_words(child.name, start)
+            raise StartupError(refusal or f"{child.name} ended with status {status}: {words}")
 
     async def failed(self) -> None:
         """Waits until a child is given up, then raises StartupError."""
@@ -145,7 +158,7 @@ class Supervisor:
         while not self._stopping:
             born = clock()
             try:
-                served, how = await self._live(running)
+                death = await self._live(running)
             except StartupError as error:
                 self._fail(error)
                 return
@@ -155,9 +168,9 @@ class Supervisor:
             self._on_change()
             if self._stopping:
                 return
-            early_deaths = 0 if served else early_deaths + 1
-            if early_deaths >= GIVE_UP_AFTER:
-                self._give_up(running.child, how)
+            early_deaths = 0 if death.served else early_deaths + 1
+            if early_deaths >= GIVE_UP_AFTER or self._is_hopeless(running, death):
+                await self._give_up(running, death)
                 return
             if clock() - born > HEALTHY_AFTER_S:
                 backoff_s = FIRST_BACKOFF_S
@@ -165,19 +178,19 @@ class Supervisor:
                 "died",
                 name=running.child.name,
                 restart_in_s=backoff_s,
-                message=f"{running.child.name} {how}; starting it again in {backoff_s:.1f} s",
+                message=f"{running.child.name} {death.how}; starting it again in {backoff_s:.1f} s",
             )
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
-    async def _live(self, running: _Running) -> tuple[bool, str]:
-        """One life: whether it came to serve, and how it ended."""
+    async def _live(self, running: _Running) -> _Death:
+        """One life, from its start to its end."""
         child = running.child
         await child.before()
         try:
             first_line = await self._launch(running)
         except OSError as error:
-            return False, f"could not be started: {error}"
+            return _Death(False, f"could not be started: {error}")
         process = running.process
         assert process is not None
         self._on_change()
@@ -197,8 +210,8 @@ class Supervisor:
             ready.cancel()
             ended.cancel()
         if not served and status == -signal.SIGKILL and not self._stopping:
-            return False, f"was not ready within {child.ready_within_s:.0f} s, or was killed before"
-        return served, _how(status)
+            return _Death(False, f"was not ready within {child.ready_within_s:.0f} s, or was killed before")
+        return _Death(served, _how(status), status)
 
     async def _launch(self, running: _Running) -> asyncio.Future[None]:
         """Spawns and reads; the future is done when the first JSON line came on standard output."""
@@ -214,6 +227,7 @@ class Supervisor:
 
         await _end_pumps(running.pumps)
         with self._log(child.name) as log:
+            running.log_start = os.fstat(log.fileno()).st_size
             # Pipes of our own: waiting for the process must not wait for whoever else inherited asyncio's.
             (out, child_out), (err, child_err) = os.pipe(), os.pipe()
             try:
@@ -249,14 +263,18 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
         await _end_pumps(running.pumps)
 
-    def _give_up(self, child: Child, how: str) -> None:
-        words = self._last_words(child.name)
-        self._fail(
-            StartupError(
-                f"{child.name} {how}, {GIVE_UP_AFTER} times in a row before it was ready; its last words: {words}"
-                f" (more in {self._logs / child.name}.log)"
-            )
-        )
+    def _is_hopeless(self, running: _Running, death: _Death) -> bool:
+        """It refused the very first time. One that has served before may find what it misses once more."""
+        return death.status == REFUSED and not death.served and not running.up.is_set()
+
+    async def _give_up(self, running: _Running, death: _Death) -> None:
+        await _end_pumps(running.pumps)  # its last words may still be on their way
+        name, start = running.child.name, running.log_start
+        refusal = self._refusal(name, start) if self._is_hopeless(running, death) else None
+        often = "" if self._is_hopeless(running, death) else f", {GIVE_UP_AFTER} times in a row before it was ready"
+        words = self._last_words(name, start)
+        where = self._logs / f"{name}.log"
+        self._fail(StartupError(refusal or f"{name} {death.how}{often}; its last words: {words} (more in {where})"))
 
     def _fail(self, error: StartupError) -> None:
         if not self._failure.done():
@@ -273,14 +291,23 @@ class Supervisor:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         return os.fdopen(fd, "ab", buffering=0)
 
-    def _last_words(self, name: str) -> str:
+    def _refusal(self, name: str, start: int) -> str | None:
+        """The sentence in which a child said why it cannot run, if it did."""
+        errors = [facts["error"] for line in self._lines(name, start) if "error" in (facts := _json(line) or {})]
+        return str(errors[-1]) if errors else None
+
+    def _last_words(self, name: str, start: int) -> str:
+        lines = self._lines(name, start)
+        said = self._refusal(name, start) or (lines[-1].decode(errors="replace") if lines else "none")
+        return said[:400]
+
+    def _lines(self, name: str, start: int) -> list[bytes]:
+        """The last lines of the log from a position on."""
         path = self._logs / f"{name}.log"
         with contextlib.suppress(OSError), path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - 4096))
-            lines = [line for line in log.read().splitlines() if line.strip()]
-            last = lines[-1] if lines else b"none"
-            return str((_json(last) or {}).get("error") or last.decode(errors="replace"))[:400]
-        return "none"
+            log.seek(max(start, path.stat().st_size - 65536))
+            return [line for line in log.read().splitlines() if line.strip()]
+        return []
 
 
 async def _spawn(child: Child, *, stdout: int | IO[bytes], stderr: int | IO[bytes]) -> Process:

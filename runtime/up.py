@@ -12,28 +12,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import secrets
 import shutil
 import signal
-import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import httpx
 import psutil
 
 from runtime.embedded import PostgresServer, TemporalServer
-from runtime.embedded.temporal import free_port, is_free
-from runtime.errors import StartupError
+from runtime.embedded.temporal import free_port
+from runtime.errors import PortTaken
+from runtime.home import alone, make_admin_key, orphans, private_dir, write_private
+from runtime.preflight import check_listen
 from runtime.settings import Settings
 from runtime.supervisor import Child, OnEvent, Supervisor
 
+USUAL_PORT: Final = 8300
 _REAP_PATIENCE_S: Final = 30.0
+_ORPHAN_PATIENCE_S: Final = 10.0
 
 
 class Stack:
@@ -72,7 +73,10 @@ class Stack:
             "engine": settings.engine_address,
             "processes": self.supervisor.pids,
         }
-        write_private(settings.state_path, json.dumps(state, indent=1) + "\n")
+        try:
+            write_private(settings.state_path, json.dumps(state, indent=1) + "\n")
+        except OSError as error:  # a full disk must not take down what is up; the file is stale until the next change
+            self.on_event("warning", message=f"{settings.state_path} could not be written: {error.strerror}")
 
     async def close(self) -> None:
         """Stops everything and removes what only a running stack has."""
@@ -101,13 +105,13 @@ async def postgres(stack: Stack) -> None:
     server = PostgresServer(stack.settings)
     if not (server.data / "PG_VERSION").exists():
         stack.on_event("progress", name="postgres", message="making the database, once")
-    await asyncio.to_thread(server.prepare)
+    await _whole(server.prepare)
     account = server.account
     child = Child(
         "postgres",
         server.argv(),
         server.environment(),
-        before=lambda: asyncio.to_thread(server.settle),
+        before=lambda: _whole(server.settle),
         ready=server.wait_ready,
         stop_signal=server.stop_signal,
         death_signal=server.death_signal,
@@ -116,6 +120,16 @@ async def postgres(stack: Stack) -> None:
     )
     await stack.supervisor.start(child)
     stack.resolve(postgres_dsn=server.dsn)
+
+
+async def _whole(work: Callable[[], None]) -> None:
+    """In a thread and to its end, even when cancelled: it must not go on making things while they are tidied up."""
+    working = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.gather(working, return_exceptions=True)
+        raise
 
 
 async def temporal(stack: Stack) -> None:
@@ -149,7 +163,6 @@ async def engine(stack: Stack) -> None:
         "--nvme-bytes": settings.nvme_kv_bytes,
         "--threads": threads,
         "--dtype": settings.engine_dtype,
-        "--nvme-after-s": settings.nvme_after_s,
     }
     flat = [str(part) for pair in argv.items() for part in pair]
     child = stack.python("engine", "engine", *flat, ready_within_s=900.0, describe=_loading)
@@ -165,11 +178,7 @@ def _loading(facts: Mapping[str, Any]) -> str:
 
 
 async def api(stack: Stack) -> None:
-    host, port = stack.settings.api_host, stack.settings.api_port
-    if port == 0:
-        port = free_port(host)
-    elif not is_free(host, port):
-        raise StartupError(f"port {port} on {host} is taken; set TENUTO_API_PORT to another one, or to 0 for any")
+    host, port = stack.settings.api_host, _port(stack)
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
     stack.resolve(api_port=port, api_url=url)
@@ -183,6 +192,20 @@ async def api(stack: Stack) -> None:
                 await asyncio.sleep(0.05)
 
     await stack.supervisor.start(stack.python("api", "runtime.api", ready=answers))
+
+
+def _port(stack: Stack) -> int:
+    """The one that was asked for; where none was, the usual one if it is free. Raises StartupError."""
+    host, asked = stack.settings.api_host, stack.settings.api_port
+    port = USUAL_PORT if asked is None else asked
+    try:
+        check_listen(host, port)
+    except PortTaken:
+        if asked is not None:
+            raise
+        port = free_port(host)
+        stack.on_event("warning", message=f"port {USUAL_PORT} on {host} is taken; the API is on port {port} instead")
+    return port or free_port(host)
 
 
 async def worker(stack: Stack) -> None:
@@ -214,8 +237,8 @@ async def up(settings: Settings, on_event: OnEvent, *, components: Sequence[Comp
 
     Raises StartupError, with a sentence, where the stack cannot start or something in it cannot be kept up.
     """
-    with _alone(settings):
-        await _await_previous(settings.state_path)
+    with alone(settings):
+        await asyncio.to_thread(psutil.wait_procs, orphans(settings.state_path), timeout=_ORPHAN_PATIENCE_S)
         async with _until_signal() as signalled:
             stack = Stack(settings, on_event)
             try:
@@ -250,28 +273,6 @@ async def _bring_up(stack: Stack, components: Sequence[Component]) -> None:
     await stack.supervisor.failed()
 
 
-@contextlib.contextmanager
-def _alone(settings: Settings) -> Iterator[None]:
-    """Holds the lock of this home."""
-    try:
-        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(settings.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StartupError(f"TENUTO_HOME is {settings.home}, which cannot be used: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            state = read_state(settings.state_path)
-            raise StartupError(
-                f"Tenuto is already up on {settings.home}: process {state.get('pid', 'unknown')}"
-                f" at {state.get('api_url') or 'an address not known yet'}; stop it, or choose another TENUTO_HOME"
-            ) from None
-        yield
-    finally:
-        os.close(fd)
-
-
 @contextlib.asynccontextmanager
 async def _until_signal() -> AsyncIterator[asyncio.Event]:
     """An event that SIGINT or SIGTERM sets; a second signal changes nothing."""
@@ -284,58 +285,3 @@ async def _until_signal() -> AsyncIterator[asyncio.Event]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-async def _await_previous(state_path: Path, patience_s: float = 10.0) -> None:
-    """Children of a killed `up` get their signal at once, but need a moment to go."""
-    pids = [pid for pid in read_state(state_path).get("processes", {}).values() if isinstance(pid, int)]
-    orphans = [process for pid in pids if (process := _orphan(pid)) is not None]
-    await asyncio.to_thread(psutil.wait_procs, orphans, timeout=patience_s)
-
-
-def _orphan(pid: int) -> psutil.Process | None:
-    """The process, if it is one that lost its parent; a pid that was given to another process is not."""
-    try:
-        process = psutil.Process(pid)
-        return process if process.ppid() in (0, 1) else None
-    except psutil.Error:
-        return None
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """up.json, or nothing where there is none."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def write_private(path: Path, text: str) -> None:
-    """Whole or not at all, for us only."""
-    temp = path.with_suffix(path.suffix + ".tmp")
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    temp.replace(path)
-
-
-def make_admin_key(path: Path) -> None:
-    """`tk_` and 32 characters, once."""
-    if not path.exists():
-        write_private(path, f"tk_{secrets.token_urlsafe(24)}\n")
-
-
-def private_dir(path: Path) -> None:
-    """A directory of ours under a place that others can write to; one that somebody else made is refused."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise StartupError(f"{path} exists and belongs to somebody else; remove it")
-        path.chmod(0o700)
-    except OSError as error:
-        raise StartupError(f"{path} cannot be made: {error.strerror}") from error

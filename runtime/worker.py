@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from runtime.process import announce_ready, connect_temporal, until_stopped
+from runtime.process import announce_ready, connect_temporal, run, until_stopped
 from runtime.settings import Settings
 from workflows.contract import SESSIONS_QUEUE
 from workflows.session import SessionWorkflow
@@ -25,4 +23,4 @@ async def serve(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Settings.load()))
+    run(serve(Settings.load()))

@@ -28,5 +28,3 @@ def next_action(progress: Progress) -> Next:
 def tool_choice_now(progress: Progress) -> str:
     """The choice for the next think: as asked until the rounds are used up, then an answer without tools."""
     return "none" if progress.rounds >= progress.max_tool_rounds else progress.tool_choice
-
-

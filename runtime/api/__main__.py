@@ -15,7 +15,7 @@ def main() -> None:
     uvicorn.run(
         make_app(settings),
         host=settings.api_host,
-        port=settings.api_port,
+        port=settings.api_port or 0,
         log_level=settings.log_level.lower(),
         access_log=False,
         timeout_graceful_shutdown=2,

@@ -6,6 +6,7 @@ import http
 from collections.abc import Sequence
 from typing import Any
 
+import asyncpg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -40,6 +41,15 @@ def install(app: FastAPI) -> None:
         response = problem(503, "unavailable", f"{error}; try again in a moment")
         response.headers["Retry-After"] = "1"
         return response
+
+    @app.exception_handler(asyncpg.DiskFullError)
+    async def full(_: Request, error: asyncpg.DiskFullError) -> JSONResponse:
+        return problem(503, "disk_full", "the disk of the database is full; make room, and the same request will work")
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> JSONResponse:
+        """Nobody raised it on purpose: it is logged with its traceback, and only its kind is told."""
+        return problem(500, "internal_error", f"the server failed ({type(error).__name__}); its log says more")
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

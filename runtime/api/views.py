@@ -172,6 +172,7 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
         "epoch": row["epoch"],
         "node": row["node_id"],
         "error": row["error"],
+        "last_event": row["next_pos"] - 1,
         "created_at": _time(row["created_at"]),
         "updated_at": _time(row["updated_at"]),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
@@ -35,10 +36,19 @@ _MEANING: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
+DISK_FULL = "No space left on device: free some where TENUTO_HOME lies, then send the message again"
+
+
+def disk_is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def meaning(error: Exception) -> str | None:
     """The ErrorType of an error, or None for one that nobody raised on purpose."""
     if isinstance(error, engine.RequestError) and error.code == "stale_epoch":
         return ErrorType.STALE_EPOCH  # a newer owner, not the request's fault
+    if disk_is_full(error):
+        return ErrorType.REFUSED
     return next((kind for cls, kind in _MEANING if isinstance(error, cls)), None)
 
 
@@ -57,6 +67,7 @@ def told_to_the_workflow(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
             kind = meaning(error)
             if kind is None:
                 raise
-            raise ApplicationError(str(error), type=kind, non_retryable=kind == ErrorType.REFUSED) from error
+            message = DISK_FULL if disk_is_full(error) else str(error)
+            raise ApplicationError(message, type=kind, non_retryable=kind == ErrorType.REFUSED) from error
 
     return run

@@ -52,11 +52,11 @@ async def begin(
             await move(connection, session, to)
         if fresh:
             kept = sum(len(s.token_ids) for s in durable if s.kind == "model")
-            event = (
-                Event("step.started", {"kind": kind, "node": owner.node_id, "epoch": owner.epoch})
-                if attempt_no == 1
-                else Event("step.retrying", {"kind": kind, "keep": kept, "node": owner.node_id, "epoch": owner.epoch})
-            )
+            about = {"kind": kind, "node": owner.node_id, "epoch": owner.epoch}
+            if message_id is not None:
+                about["message_id"] = message_id
+            retried = Event("step.retrying", {**about, "keep": kept})
+            event = Event("step.started", about) if attempt_no == 1 else retried
             await events.append(connection, owner.session_id, [event], step_no=step_no, attempt_no=attempt_no)
         return Attempt(session, step_no, attempt_no, step["token_start"], durable, None)
 

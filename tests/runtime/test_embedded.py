@@ -21,8 +21,8 @@ from runtime.embedded import PostgresServer, TemporalServer
 from runtime.embedded.account import choose_account
 from runtime.embedded.temporal import is_free
 from runtime.errors import StartupError
+from runtime.home import read_state
 from runtime.settings import Settings
-from runtime.up import read_state
 from tests.runtime.processes import UpProcess, until_gone, up_process
 
 pytestmark = pytest.mark.stack

@@ -51,6 +51,10 @@ def test_the_host_tier_takes_no_more_than_an_eighth_of_the_memory() -> None:
     assert load(Machine(1000, 2 * GIB, None)).host_kv_bytes == GIB // 4
 
 
+def test_the_host_tier_takes_no_more_than_half_of_a_small_shared_memory() -> None:
+    assert load(Machine(1000, 64 * GIB, Path("/dev/shm"), shm_bytes=64 * 2**20)).host_kv_bytes == 32 * 2**20
+
+
 def test_without_shared_memory_the_arena_is_in_the_run_directory() -> None:
     settings = load(Machine(1000, GIB, None))
     assert settings.host_arena.is_relative_to(settings.run_dir)

@@ -92,9 +92,42 @@ async def test_backoff_doubles_and_a_hopeless_child_is_given_up_in_a_sentence(
 
 @pytest.mark.usefixtures("hasty")
 async def test_an_error_that_a_child_words_itself_is_its_last_words(supervisor: Supervisor) -> None:
-    code = 'import sys; print(\'{"error": "the file is torn"}\', file=sys.stderr); sys.exit(2)'
+    code = 'import sys; print(\'{"error": "the file is torn"}\\nmore\', file=sys.stderr); sys.exit(1)'
     with pytest.raises(StartupError, match="its last words: the file is torn"):
         await supervisor.start(python("one", code, describe=lambda facts: "failing"))
+
+
+REFUSES = 'import sys; print(\'{"error": "the file is torn"}\', file=sys.stderr); sys.exit(2)'
+
+
+async def test_a_child_that_refuses_is_started_once_and_its_sentence_is_the_error(
+    supervisor: Supervisor, events: Events
+) -> None:
+    with pytest.raises(StartupError, match=r"^the file is torn$"):
+        await supervisor.start(python("one", REFUSES, describe=lambda facts: "failing"))
+    assert events.of("died") == []
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_child_that_served_and_refuses_when_started_again_is_tried_again(
+    supervisor: Supervisor, events: Events, tmp_path: Path
+) -> None:
+    full = tmp_path / "full"
+    code = f"import os, sys, time\nif os.path.exists({str(full)!r}):\n {REFUSES}\n{READY} time.sleep(600)"
+    await supervisor.start(python("one", code, describe=lambda facts: "failing"))
+    full.touch()
+    os.kill(supervisor.pids["one"], signal.SIGKILL)
+    await events.wait("died", "one", count=3)
+    full.unlink()
+    await events.wait("started", "one", count=2)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_last_words_are_not_those_of_an_earlier_life(supervisor: Supervisor, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "one.log").write_text('{"error": "of yesterday"}\n')
+    with pytest.raises(StartupError, match="its last words: none"):
+        await supervisor.start(python("one", "import sys; sys.exit(2)"))
 
 
 @pytest.mark.usefixtures("hasty")
@@ -211,6 +244,8 @@ async def test_a_task_that_runs_once_tells_its_failure(supervisor: Supervisor, t
     await supervisor.run_once(python("good", "print('done')"))
     with pytest.raises(StartupError, match="bad ended with status 2: it broke"):
         await supervisor.run_once(python("bad", "import sys; print('it broke'); sys.exit(2)"))
+    with pytest.raises(StartupError, match=r"^the file is torn$"):
+        await supervisor.run_once(python("bad", REFUSES))
 
 
 OWNER = """

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import StartupError
+from runtime.home import private_dir, read_state
 from runtime.settings import Settings
-from runtime.up import Stack, api, engine, private_dir, read_state, up
+from runtime.up import Stack, api, engine, up
 from tests.runtime.processes import Events, stand_in, until_gone, up_process
 
 

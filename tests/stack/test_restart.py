@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 import tenuto
+
 from runtime.demo.run import demo_environment, left_in_stack
 from runtime.demo.stack import leftovers, running_stack
 from tests.conftest import TEST_MODEL

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 import httpx
 
 from tenuto import _wire
-from tenuto._sync import _body
-from tenuto.errors import ConnectionFailed
 from tenuto.models import Event, SessionInfo, Turn
 
 
@@ -31,6 +30,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
+        """Give the connections back. The sessions go on."""
         await self._http.aclose()
 
     async def models(self) -> list[dict[str, Any]]:
@@ -39,57 +39,56 @@ class AsyncClient:
         return data
 
     async def get(self, path: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One GET of the API, retried while the server is away. Raises APIError, ConnectionFailed."""
         return await self._send(self._http.build_request("GET", path, params=params))
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None) -> dict[str, Any]:
+        """One POST with an idempotency key, retried as GET is: it takes effect once."""
         return await self._send(
             self._http.build_request("POST", path, json=body or {}, headers=_wire.post_headers(key))
         )
 
     async def _send(self, request: httpx.Request) -> dict[str, Any]:
         """Send, and again where the server was away: every request is safe to repeat."""
+        failure: Exception | None = None
         for attempt in range(_wire.ATTEMPTS):
-            last = attempt == _wire.ATTEMPTS - 1
+            if attempt:
+                await asyncio.sleep(_wire.pause_before(attempt - 1))
             try:
                 response = await self._http.send(request)
-                if response.status_code not in _wire.RETRIED_STATUS or last:
-                    _wire.raise_for(response)
-                    body: dict[str, Any] = response.json()
-                    return body
             except httpx.TransportError as error:
-                if last:
-                    raise ConnectionFailed(f"{self._server.url} does not answer: {error}") from error
-            await asyncio.sleep(_wire.pause_before(attempt))
-        raise AssertionError("unreachable")
+                failure = error
+                continue
+            if response.status_code not in _wire.RETRIED_STATUS or attempt == _wire.ATTEMPTS - 1:
+                return _wire.read_answer(response)
+        raise self._server.away(failure) from failure
 
-    async def stream(self, path: str, after: int) -> AsyncIterator[Event]:
+    async def stream(self, path: str, after: int) -> AsyncGenerator[Event, None]:
         """Events after a position, each once and in order, across lost connections, until the session ends."""
-        failures = 0
-        while True:
-            reader = _wire.FrameReader()
+        place = _wire.Resume(self._server, after)
+        while not place.ended:
+            failure: Exception | None = None
             try:
-                headers = {"Last-Event-ID": str(after)}
+                headers = place.connect()
                 async with self._http.stream("GET", path, headers=headers, timeout=_wire.STREAM_TIMEOUT) as response:
-                    if not response.is_success:
+                    if response.is_success:
+                        async for chunk in response.aiter_bytes():
+                            for event in place.feed(chunk):
+                                yield event
+                    else:
                         await response.aread()
+                        failure = _wire.refusal(response)
                         if response.status_code not in _wire.RETRIED_STATUS:
-                            _wire.raise_for(response)
-                    lines = response.aiter_lines() if response.is_success else _nothing()
-                    async for line in lines:
-                        event = reader.feed(line)
-                        if event is not None and event.id > after:
-                            after, failures = event.id, 0
-                            yield event
-                            if event.type in ("session.cancelled", "session.completed"):
-                                return
+                            raise failure
             except httpx.TransportError as error:
-                if failures >= 60:
-                    raise ConnectionFailed(f"{self._server.url} does not answer: {error}") from error
-            failures += 1
-            await asyncio.sleep(min(_wire.pause_before(failures), 1.0))
+                failure = error
+            if not place.ended:
+                await asyncio.sleep(place.pause(failure))
 
 
 class AsyncSessions:
+    """The sessions of a tenant: make, find and list them."""
+
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
@@ -107,11 +106,12 @@ class AsyncSessions:
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """Create a session. `tools`: names of built-in ones, or commands of your own; `files`: its first workspace."""
-        body = _body(model, system, tools, files, limits, sampling, kv, seed)
+        body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed)
         made = await self._client.post("/v1/sessions", body, key=idempotency_key)
         return AsyncSession(self._client, made["id"])
 
     async def get(self, session_id: str) -> AsyncSession:
+        """The session of this id. Raises APIError (404) where there is none."""
         await self._client.get(f"/v1/sessions/{session_id}")
         return AsyncSession(self._client, session_id)
 
@@ -136,6 +136,7 @@ class AsyncSession:
         self._path = f"/v1/sessions/{session_id}"
 
     async def info(self) -> SessionInfo:
+        """How the session stands now."""
         return SessionInfo.model_validate(await self._client.get(self._path))
 
     async def send(
@@ -152,18 +153,19 @@ class AsyncSession:
         message_id: str = made["id"]
         return message_id
 
-    def stream(self, after: int = 0) -> AsyncIterator[Event]:
-        """Follow the session's events from a position on. Reconnects by itself and misses nothing."""
+    def stream(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Follow the session's events from a position on until it ends. Reconnects by itself and misses nothing."""
         return self._client.stream(f"{self._path}/events/stream", after)
 
     async def run(self, content: str, *, tool_choice: str = "auto", max_tool_rounds: int = 8) -> Turn:
         """Send a message and wait until the session rests again. Raises SessionFailed."""
         after = await self.position()
         turn = _wire.TurnReader(await self.send(content, tool_choice=tool_choice, max_tool_rounds=max_tool_rounds))
-        async for event in self.stream(after):
-            turn.feed(event)
-            if turn.done:
-                break
+        async with contextlib.aclosing(self.stream(after)) as events:
+            async for event in events:
+                turn.feed(event)
+                if turn.done:
+                    break
         return turn.result()
 
     async def events(self, after: int = 0) -> list[Event]:
@@ -178,16 +180,18 @@ class AsyncSession:
 
     async def position(self) -> int:
         """The position of the last event."""
-        events = await self.events()
-        return events[-1].id if events else 0
+        return (await self.info()).last_event
 
     async def steps(self) -> list[dict[str, Any]]:
+        """Every step: its kind, state, attempts and tokens."""
         return await self._list("steps")
 
     async def attempts(self) -> list[dict[str, Any]]:
+        """Every attempt at a step: on which node, from where it resumed, how it ended."""
         return await self._list("attempts")
 
     async def checkpoints(self) -> list[dict[str, Any]]:
+        """Every checkpoint: what a session that is resumed starts from."""
         return await self._list("checkpoints")
 
     async def token_ids(self) -> list[int]:
@@ -202,7 +206,7 @@ class AsyncSession:
         """Stop the session and free what it holds; with `wait`, return once that is true."""
         info = SessionInfo.model_validate(await self._client.post(f"{self._path}/cancel"))
         if wait and info.state == "cancelling":
-            async for _ in self.stream():
+            async for _ in self.stream(info.last_event):
                 pass
             info = await self.info()
         return info
@@ -210,9 +214,3 @@ class AsyncSession:
     async def _list(self, what: str) -> list[dict[str, Any]]:
         data: list[dict[str, Any]] = (await self._client.get(f"{self._path}/{what}"))["data"]
         return data
-
-
-async def _nothing() -> AsyncIterator[str]:
-    no_lines: tuple[str, ...] = ()
-    for line in no_lines:
-        yield line

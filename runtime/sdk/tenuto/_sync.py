@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import httpx
 
 from tenuto import _wire
-from tenuto.errors import ConnectionFailed
 from tenuto.models import Event, SessionInfo, Turn
 
 
@@ -30,6 +30,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Give the connections back. The sessions go on."""
         self._http.close()
 
     def models(self) -> list[dict[str, Any]]:
@@ -38,54 +39,53 @@ class Client:
         return data
 
     def get(self, path: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One GET of the API, retried while the server is away. Raises APIError, ConnectionFailed."""
         return self._send(self._http.build_request("GET", path, params=params))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None) -> dict[str, Any]:
+        """One POST with an idempotency key, retried as GET is: it takes effect once."""
         return self._send(self._http.build_request("POST", path, json=body or {}, headers=_wire.post_headers(key)))
 
     def _send(self, request: httpx.Request) -> dict[str, Any]:
         """Send, and again where the server was away: every request is safe to repeat."""
+        failure: Exception | None = None
         for attempt in range(_wire.ATTEMPTS):
-            last = attempt == _wire.ATTEMPTS - 1
+            if attempt:
+                time.sleep(_wire.pause_before(attempt - 1))
             try:
                 response = self._http.send(request)
-                if response.status_code not in _wire.RETRIED_STATUS or last:
-                    _wire.raise_for(response)
-                    body: dict[str, Any] = response.json()
-                    return body
             except httpx.TransportError as error:
-                if last:
-                    raise ConnectionFailed(f"{self._server.url} does not answer: {error}") from error
-            time.sleep(_wire.pause_before(attempt))
-        raise AssertionError("unreachable")
+                failure = error
+                continue
+            if response.status_code not in _wire.RETRIED_STATUS or attempt == _wire.ATTEMPTS - 1:
+                return _wire.read_answer(response)
+        raise self._server.away(failure) from failure
 
-    def stream(self, path: str, after: int) -> Iterator[Event]:
+    def stream(self, path: str, after: int) -> Generator[Event, None, None]:
         """Events after a position, each once and in order, across lost connections, until the session ends."""
-        failures = 0
-        while True:
-            reader = _wire.FrameReader()
+        place = _wire.Resume(self._server, after)
+        while not place.ended:
+            failure: Exception | None = None
             try:
-                headers = {"Last-Event-ID": str(after)}
+                headers = place.connect()
                 with self._http.stream("GET", path, headers=headers, timeout=_wire.STREAM_TIMEOUT) as response:
-                    if not response.is_success:
+                    if response.is_success:
+                        for chunk in response.iter_bytes():
+                            yield from place.feed(chunk)
+                    else:
                         response.read()
+                        failure = _wire.refusal(response)
                         if response.status_code not in _wire.RETRIED_STATUS:
-                            _wire.raise_for(response)
-                    for line in response.iter_lines() if response.is_success else ():
-                        event = reader.feed(line)
-                        if event is not None and event.id > after:
-                            after, failures = event.id, 0
-                            yield event
-                            if event.type in ("session.cancelled", "session.completed"):
-                                return
+                            raise failure
             except httpx.TransportError as error:
-                if failures >= 60:
-                    raise ConnectionFailed(f"{self._server.url} does not answer: {error}") from error
-            failures += 1
-            time.sleep(min(_wire.pause_before(failures), 1.0))
+                failure = error
+            if not place.ended:
+                time.sleep(place.pause(failure))
 
 
 class Sessions:
+    """The sessions of a tenant: make, find and list them."""
+
     def __init__(self, client: Client) -> None:
         self._client = client
 
@@ -103,10 +103,11 @@ class Sessions:
         idempotency_key: str | None = None,
     ) -> Session:
         """Create a session. `tools`: names of built-in ones, or commands of your own; `files`: its first workspace."""
-        body = _body(model, system, tools, files, limits, sampling, kv, seed)
+        body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed)
         return Session(self._client, self._client.post("/v1/sessions", body, key=idempotency_key)["id"])
 
     def get(self, session_id: str) -> Session:
+        """The session of this id. Raises APIError (404) where there is none."""
         self._client.get(f"/v1/sessions/{session_id}")
         return Session(self._client, session_id)
 
@@ -130,6 +131,7 @@ class Session:
         self._path = f"/v1/sessions/{session_id}"
 
     def info(self) -> SessionInfo:
+        """How the session stands now."""
         return SessionInfo.model_validate(self._client.get(self._path))
 
     def send(
@@ -145,18 +147,19 @@ class Session:
         message_id: str = self._client.post(f"{self._path}/events", body, key=idempotency_key)["id"]
         return message_id
 
-    def stream(self, after: int = 0) -> Iterator[Event]:
-        """Follow the session's events from a position on. Reconnects by itself and misses nothing."""
+    def stream(self, after: int = 0) -> Generator[Event, None, None]:
+        """Follow the session's events from a position on until it ends. Reconnects by itself and misses nothing."""
         return self._client.stream(f"{self._path}/events/stream", after)
 
     def run(self, content: str, *, tool_choice: str = "auto", max_tool_rounds: int = 8) -> Turn:
         """Send a message and wait until the session rests again. Raises SessionFailed."""
         after = self.position()
         turn = _wire.TurnReader(self.send(content, tool_choice=tool_choice, max_tool_rounds=max_tool_rounds))
-        for event in self.stream(after):
-            turn.feed(event)
-            if turn.done:
-                break
+        with contextlib.closing(self.stream(after)) as events:
+            for event in events:
+                turn.feed(event)
+                if turn.done:
+                    break
         return turn.result()
 
     def events(self, after: int = 0) -> list[Event]:
@@ -171,16 +174,18 @@ class Session:
 
     def position(self) -> int:
         """The position of the last event."""
-        events = self.events()
-        return events[-1].id if events else 0
+        return self.info().last_event
 
     def steps(self) -> list[dict[str, Any]]:
+        """Every step: its kind, state, attempts and tokens."""
         return self._list("steps")
 
     def attempts(self) -> list[dict[str, Any]]:
+        """Every attempt at a step: on which node, from where it resumed, how it ended."""
         return self._list("attempts")
 
     def checkpoints(self) -> list[dict[str, Any]]:
+        """Every checkpoint: what a session that is resumed starts from."""
         return self._list("checkpoints")
 
     def token_ids(self) -> list[int]:
@@ -195,7 +200,7 @@ class Session:
         """Stop the session and free what it holds; with `wait`, return once that is true."""
         info = SessionInfo.model_validate(self._client.post(f"{self._path}/cancel"))
         if wait and info.state == "cancelling":
-            for _ in self.stream():
+            for _ in self.stream(info.last_event):
                 pass
             info = self.info()
         return info
@@ -203,21 +208,3 @@ class Session:
     def _list(self, what: str) -> list[dict[str, Any]]:
         data: list[dict[str, Any]] = self._client.get(f"{self._path}/{what}")["data"]
         return data
-
-
-def _body(
-    model: str,
-    system: str | None,
-    tools: Sequence[str | Mapping[str, Any]],
-    files: Mapping[str, str] | None,
-    limits: Mapping[str, Any] | None,
-    sampling: Mapping[str, Any] | None,
-    kv: Mapping[str, Any] | None,
-    seed: int | None,
-) -> dict[str, Any]:
-    given = {"system": system, "files": files, "limits": limits, "sampling": sampling, "kv": kv, "seed": seed}
-    return {
-        "model": model,
-        "tools": list(tools),
-        **{name: value for name, value in given.items() if value is not None},
-    }

@@ -2,55 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic import ValidationError
 
-from tenuto.errors import APIError, SessionFailed, TenutoError
+from tenuto.errors import APIError, ConnectionFailed, SessionFailed, TenutoError
 from tenuto.models import Event, Turn
 
 DEFAULT_URL = "http://127.0.0.1:8300"
 ATTEMPTS = 8
 RETRIED_STATUS = frozenset({429, 502, 503, 504})
 STREAM_TIMEOUT = httpx.Timeout(30.0, connect=5.0)  # the server says something every few seconds
-TURN_ENDS = frozenset({"session.idle", "session.failed", "session.cancelled", "session.completed"})
+STREAM_ATTEMPTS = 60
+STREAM_ENDS = frozenset({"session.cancelled", "session.completed"})
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 @dataclass(frozen=True)
 class Server:
+    """Where the server is, and the key that it wants."""
+
     url: str
     key: str
 
     @classmethod
     def find(cls, url: str | None, key: str | None) -> Server:
-        """Arguments first, then TENUTO_API_URL and TENUTO_API_KEY, then the key file of a local installation."""
-        url = url or os.environ.get("TENUTO_API_URL") or DEFAULT_URL
-        key = key or os.environ.get("TENUTO_API_KEY") or _local_key()
+        """Arguments first, then TENUTO_API_URL and TENUTO_API_KEY, then the files of a local installation."""
+        local_url, local_key = _local_installation()
+        key = key or os.environ.get("TENUTO_API_KEY") or local_key
+        url = url or os.environ.get("TENUTO_API_URL") or local_url or DEFAULT_URL
         if not key:
             raise TenutoError(
                 "there is no API key: pass api_key=, or set TENUTO_API_KEY; `tenuto up` writes the first one to"
                 " admin.key in its home"
             )
+        if not url.startswith(("http://", "https://")):
+            raise TenutoError(f"{url!r} is no address of a server; it must start with http:// or https://")
         return cls(url.rstrip("/"), key)
 
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}", "User-Agent": "tenuto-python/0.1.0"}
 
+    def away(self, error: Exception | None = None) -> ConnectionFailed:
+        """What is raised when it was asked often enough."""
+        said = str(error or "") or (type(error).__name__ if error else "it hangs up")
+        return ConnectionFailed(f"{self.url} does not answer ({said}); is `tenuto up` running?")
 
-def _local_key() -> str | None:
-    homes = [os.environ.get("TENUTO_HOME"), "/var/lib/tenuto", str(Path.home() / ".local/share/tenuto")]
-    for home in homes:
-        try:
-            return (Path(home) / "admin.key").read_text().strip() if home else None
-        except OSError:
-            continue
+
+def _local_installation() -> tuple[str | None, str | None]:
+    """Address and first key of the `tenuto up` that runs here, else the key of one that has run.
+
+    The port is not always the usual one: where that was taken, `up` chose another and wrote it down.
+    """
+    given = os.environ.get("TENUTO_HOME")
+    homes = [Path(given)] if given else [Path("/var/lib/tenuto"), Path.home() / ".local/share/tenuto"]
+    found = [(_url_of(home), key) for home in homes if (key := _key_of(home))]
+    return next((one for one in found if one[0]), found[0] if found else (None, None))
+
+
+def _key_of(home: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return (home / "admin.key").read_text().strip()
+    return None
+
+
+def _url_of(home: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        url = json.loads((home / "up.json").read_text())["api_url"]
+        return url if isinstance(url, str) else None
     return None
 
 
@@ -64,53 +94,174 @@ def pause_before(attempt: int) -> float:
     return min(0.1 * 2.0 ** min(attempt, 10), 5.0) * random.uniform(0.5, 1.0)
 
 
-def raise_for(response: httpx.Response) -> None:
-    if response.is_success:
-        return
+def read_answer(response: httpx.Response) -> dict[str, Any]:
+    """The body of an answer. Raises APIError where the server refused, TenutoError where it is no Tenuto server."""
+    if not response.is_success:
+        raise refusal(response)
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise TenutoError(f"{response.url} did not answer as a Tenuto server does; check the address")
+    return body
+
+
+def refusal(response: httpx.Response) -> APIError:
+    """The server's problem document as an error; whatever else came is shown as it is."""
     try:
         error: Mapping[str, Any] = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        raise APIError(response.status_code, "unknown", response.text[:500] or response.reason_phrase) from None
-    raise APIError(response.status_code, error["code"], error["message"], error.get("param"))
+        return APIError(response.status_code, str(error["code"]), str(error["message"]), error.get("param"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return APIError(response.status_code, "unknown", response.text[:500] or response.reason_phrase)
+
+
+def session_body(
+    model: str,
+    system: str | None,
+    tools: Sequence[str | Mapping[str, Any]],
+    files: Mapping[str, str] | None,
+    limits: Mapping[str, Any] | None,
+    sampling: Mapping[str, Any] | None,
+    kv: Mapping[str, Any] | None,
+    seed: int | None,
+) -> dict[str, Any]:
+    """The body that makes a session: what was not given is left to the server."""
+    given = {"system": system, "files": files, "limits": limits, "sampling": sampling, "kv": kv, "seed": seed}
+    return {
+        "model": model,
+        "tools": list(tools),
+        **{name: value for name, value in given.items() if value is not None},
+    }
 
 
 class FrameReader:
-    """Lines of a stream in, events out. Comments and frames that are no event are passed over."""
+    """Bytes of a stream in, events out, however the bytes are cut.
+
+    Server-sent events as in the HTML standard: lines end in LF, CR or both; comments and fields that are not known
+    are passed over, and so is a frame without an id, which is no event of the log. A frame counts once its blank
+    line has come.
+    """
 
     def __init__(self) -> None:
+        self._rest = b""
+        self._after_cr = False
         self._data: list[str] = []
+        self._has_id = False
 
-    def feed(self, line: str) -> Event | None:
-        if line.startswith("data:"):
-            self._data.append(line[5:].lstrip())
-        elif not line and self._data:
-            text, self._data = "\n".join(self._data), []
-            return Event.model_validate_json(text)
+    def feed(self, chunk: bytes) -> list[Event]:
+        if self._after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+        if chunk:
+            self._after_cr = chunk.endswith(b"\r")
+        *lines, self._rest = _LINE_END.split(self._rest + chunk)
+        return [event for line in lines if (event := self._line(line.decode("utf-8", "replace"))) is not None]
+
+    def _line(self, line: str) -> Event | None:
+        if not line:
+            return self._frame()
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            self._data.append(value)
+        elif field == "id":
+            self._has_id = True
         return None
+
+    def _frame(self) -> Event | None:
+        text, is_event = "\n".join(self._data), bool(self._data) and self._has_id
+        self._data, self._has_id = [], False
+        if not is_event:
+            return None
+        try:
+            return Event.model_validate_json(text)
+        except ValidationError as error:
+            raise TenutoError(f"the server sent an event that cannot be read: {text[:200]!r}") from error
+
+
+class Resume:
+    """Where a stream stands across its connections: what to ask for next, and when to stop."""
+
+    def __init__(self, server: Server, after: int) -> None:
+        self._server = server
+        self.after = after
+        self.ended = False
+        self._failures = 0
+        self._reader = FrameReader()
+
+    def connect(self) -> dict[str, str]:
+        """Headers of the next connection. What the last one left unfinished is forgotten: it comes again."""
+        self._reader = FrameReader()
+        return {"Last-Event-ID": str(self.after), "Accept": "text/event-stream"}
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """New events of a chunk, each once; the last of a session ends the stream."""
+        self._failures = 0  # the server speaks, if only to keep the connection
+        for event in self._reader.feed(chunk):
+            if event.id > self.after and not self.ended:
+                self.after = event.id
+                self.ended = event.type in STREAM_ENDS
+                yield event
+
+    def pause(self, error: Exception | None = None) -> float:
+        """Seconds until the next connection. Raises ConnectionFailed after too many that brought nothing."""
+        self._failures += 1
+        if self._failures >= STREAM_ATTEMPTS:
+            raise self._server.away(error) from error
+        return min(pause_before(self._failures), 1.0)
 
 
 class TurnReader:
-    """Collects the events of one message until the session rests, fails or ends."""
+    """Collects the events of one message until the session rests, fails or ends.
+
+    Feed it every event from before the message was sent. `events` holds all of them, the turns of earlier messages
+    included; the result holds those of the message's own turn.
+    """
 
     def __init__(self, message_id: str) -> None:
         self._message_id = message_id
         self._taken = False
+        self._turn_start = 0  # into events
+        self._own_input: int | None = None  # the step that takes the message
+        self._failed: int | None = None
         self.events: list[Event] = []
         self.done = False
 
     def feed(self, event: Event) -> None:
+        """Take one event; `done` is true once the turn has ended."""
+        if self.done:
+            return
+        if not self._taken:
+            self._look_for_its_step(event)
         self.events.append(event)
-        if event.type == "step.completed" and event.data.get("message_id") == self._message_id:
-            self._taken = True
-        # A message whose input step failed never completes it; the failure itself ends the turn.
-        if event.type in TURN_ENDS and (self._taken or event.type != "session.idle"):
+        if event.type in STREAM_ENDS:
             self.done = True
+        elif event.type == "session.failed":
+            # Another message's turn may fail before this one is taken. A message whose own input step failed is
+            # never taken; the failure itself ends its turn, and so does one that no step is to blame for.
+            self.done = self._taken or self._failed in (self._own_input, None)
+            self._failed = None
+        elif event.type == "session.idle":
+            self.done = self._taken
+
+    def _look_for_its_step(self, event: Event) -> None:
+        if event.type == "step.started" and event.data.get("message_id") == self._message_id:
+            self._own_input = event.step
+            self._turn_start = len(self.events)
+        elif event.type == "step.failed":
+            self._failed = event.step
+        elif event.type == "step.completed" and event.data.get("message_id") == self._message_id:
+            self._taken = True
 
     def result(self) -> Turn:
-        last = self.events[-1]
+        """The turn. Raises SessionFailed with the server's sentence where it did not end in an answer."""
+        if not self.done:
+            raise TenutoError("the turn has not ended; feed it more events until `done`")
+        events = self.events[self._turn_start :]
+        last = events[-1]
         if last.type != "session.idle":
             message = last.data.get("message", "")
             raise SessionFailed(f"the session ended as {last.type.removeprefix('session.')}. {message}".strip())
-        answers = [event for event in self.events if event.type == "message.completed"]
+        answers = [event for event in events if event.type == "message.completed"]
         answer = answers[-1].data if answers else {"text": "", "outcome": "incomplete"}
-        return Turn(text=answer["text"], outcome=answer["outcome"], events=self.events)
+        return Turn(text=answer["text"], outcome=answer["outcome"], events=events)

@@ -14,6 +14,8 @@ class TenutoError(Exception):
 
 
 class APIError(TenutoError):
+    """The server refused: HTTP `status`, a stable `code`, the field at fault in `param`, and its sentence as text."""
+
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
@@ -22,8 +24,8 @@ class APIError(TenutoError):
 
 
 class ConnectionFailed(TenutoError):
-    pass
+    """The server did not answer, however often it was asked."""
 
 
 class SessionFailed(TenutoError):
-    pass
+    """The session could not go on; the text is the server's sentence."""

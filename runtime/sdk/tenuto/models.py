@@ -24,12 +24,15 @@ class Event(_Open):
 
 
 class SessionInfo(_Open):
+    """How a session stands. `tokens`: of its transcript; `last_event`: the position of its last event."""
+
     id: str
     state: str
     model: str
     seed: int
     epoch: int
     tokens: int = 0
+    last_event: int = 0
     error: dict[str, Any] | None = None
 
 
@@ -42,4 +45,5 @@ class Turn(BaseModel):
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
+        """Every call of the turn as it was settled: name, reason, code and a preview of its output."""
         return [event.data for event in self.events if event.type == "tool.settled"]
