@@ -22,7 +22,7 @@ from typing import Any
 from . import cgroups, host, image, seccomp
 from .driver import Sandbox
 from .errors import CreateFailed, NoSandbox, SandboxLost
-from .launch import confirmed, listen, pipe_with
+from .launch import confirmed, last_words, listen, pipe_with
 from .spec import MAX_FILES, SHM_BYTES, Description, Handle, SandboxSpec
 
 ISOLATION = "weaker isolation: namespaces, no capabilities and a system call filter, on the host's own kernel"
@@ -143,10 +143,12 @@ class BubblewrapDriver:
             self.records.write(spec.sandbox_id, facts)
             return self._start(spec, folder, uid, group)
         except BaseException as error:
+            said = last_words(folder / "agent.log")  # a process that ended at once said why
             self.records.write(spec.sandbox_id, facts)
             self._remove(spec.sandbox_id)
             if isinstance(error, OSError | subprocess.SubprocessError):
-                raise CreateFailed(f"the sandbox {spec.sandbox_id} could not be made: {error}") from error
+                message = f"the sandbox {spec.sandbox_id} could not be made: {error} {said}"
+                raise CreateFailed(message.rstrip()) from error
             raise
 
     def _group(self, spec: SandboxSpec) -> cgroups.Group | None:

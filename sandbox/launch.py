@@ -40,7 +40,12 @@ async def confirmed(driver: Driver, handle: Handle, log: Path) -> Handle:
     try:
         await (await driver.attach(handle)).close()
     except SandboxError as error:
-        said = log.read_text(errors="replace").strip() if log.exists() else ""
+        said = last_words(log)
         await driver.release(handle)
-        raise CreateFailed(f"the agent of {handle.sandbox_id} is silent: {error} {said[-500:]}".rstrip()) from error
+        raise CreateFailed(f"the agent of {handle.sandbox_id} is silent: {error} {said}".rstrip()) from error
     return handle
+
+
+def last_words(log: Path) -> str:
+    """The end of what a process printed before it went."""
+    return log.read_text(errors="replace").strip()[-500:] if log.exists() else ""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,10 +160,12 @@ async def main(base):
 
 asyncio.run(main(Path(sys.argv[1])))
 """
+    # The package needs nothing but the standard library, and root's own Python may lie where others cannot go.
+    python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, 4321, 4321)
         answer = subprocess.run(
-            [sys.executable, "-c", code, folder], capture_output=True, text=True, cwd=ROOT, user=4321, group=4321,
+            [python, "-c", code, folder], capture_output=True, text=True, cwd=ROOT, user=4321, group=4321,
             extra_groups=[], env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
     if "Permission denied" in answer.stderr and answer.stdout == "":
