@@ -20,8 +20,8 @@ class _Row:
     kind: str
     state: str = "running"
     tokens: int = 0
-    kv: str = ""
-    note: str = ""
+    kv: list[str] = field(default_factory=list)  # where the pages went, in order
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -31,7 +31,6 @@ class Timeline:
     title: str
     console: Console
     rows: dict[int, _Row] = field(default_factory=dict)
-    kv: str = "-"
     tiers: set[str] = field(default_factory=set)  # where the pages have been
     _live: Live | None = None
 
@@ -51,7 +50,7 @@ class Timeline:
         """Something that happened to the session from outside."""
         if self.rows:
             row = self.rows[max(self.rows)]
-            row.note = note
+            row.notes.append("kill -9")
             row.state = "killed"
         self._changed(f"    {note}")
 
@@ -69,23 +68,27 @@ class Timeline:
         if row is None:
             return None
         if event.type == "step.retrying":
-            row.state, row.note = "resuming", f"attempt {event.attempt} goes on after token {data['keep']}"
-            return f"  {step:>2} {row.kind:<6} resumes: {row.note}"
+            where = f"after token {data['keep']}" if row.kind == "think" else "with the call that was running"
+            row.state = "resuming"
+            row.notes.append(f"attempt {event.attempt} goes on {where}")
+            return f"  {step:>2} {row.kind:<6} resumes: {row.notes[-1]}"
         if event.type == "model.delta":
             row.tokens = data["offset"] + len(data["token_ids"])
             row.state = "running"
             return "" if self._live else None
         if event.type == "step.completed":
-            row.state, row.kv = "completed", row.kv or self.kv
+            row.state = "completed"
             row.tokens = data.get("sampled", data.get("tokens", row.tokens))
+            if data.get("kv", {}).get("device"):
+                row.kv.append(f"{data['kv']['device']} tokens were on the device")
             return f"  {step:>2} {row.kind:<6} completed, {row.tokens} tokens"
         if event.type == "tool.started":
-            row.note = data["name"]
+            row.notes.append(data["name"])
             return f"  {step:>2} tool   {data['name']} runs"
         if event.type.startswith("kv."):
-            self.kv = row.kv = _where(event)
+            row.kv.append(_where(event))
             self.tiers.add(data.get("tier", "device"))
-            return f"  {step:>2} kv     {row.kv}"
+            return f"  {step:>2} kv     {row.kv[-1]}"
         return None
 
     def _changed(self, line: str) -> None:
@@ -102,18 +105,18 @@ class Timeline:
         table.add_column("")
         for number, row in self.rows.items():
             state = Text(row.state, style=_STYLES.get(row.state, ""))
-            table.add_row(str(number), row.kind, state, str(row.tokens or ""), row.kv, Text(row.note, style="dim"))
-        return Group(Text(self.title, style="bold"), table)
+            kv, notes = Text(" > ".join(row.kv)), Text(", ".join(row.notes), style="dim")
+            table.add_row(str(number), row.kind, state, str(row.tokens or ""), kv, notes)
+        return Group(Text(f"\n{self.title}", style="bold"), table)
 
 
 def _where(event: Event) -> str:
     """A few words on a KV event: what moved, where, how much, how long."""
     data, verb = event.data, event.type.removeprefix("kv.")
     if verb == "restored":
-        sources = [f"{data[tier]} from {tier}" for tier in ("host", "nvme") if data[tier]]
-        return f"restored {', '.join(sources)} tokens"
+        sources = [f"{data[tier]} tokens from {tier}" for tier in ("host", "nvme") if data[tier]]
+        return f"restored {', '.join(sources)}"
     if verb == "recomputed":
         return f"recomputed {data['tokens']} tokens"
-    pages = f"{data.get('pages', 0)} pages"
-    took = f" in {data['ms']:.0f} ms" if data.get("ms") else ""
-    return f"{verb} {pages}{' to ' + data['tier'] if data.get('tier') else ''}{took}"
+    place = data.get("tier", {"pinned": "pinned", "released": "dropped"}.get(verb, "device"))
+    return f"{place} {data['ms']:.0f} ms"
