@@ -56,13 +56,17 @@ def main(
     samples, left = asyncio.run(measure(range(first_seed, first_seed + seeds), temperature, model, sabotage))
     figure = figures(samples, left)
     if evidence is not None:
-        evidence.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(sample) for sample in samples]
-        (evidence / "resume.jsonl").write_text("\n".join(lines) + "\n")
-        (evidence / "resume.left.json").write_text(json.dumps(left))
+        leave_evidence(evidence, samples, left)
     if as_json:
         click.echo(json.dumps(figure))
     sys.exit(0 if is_green(figure) else 1)
+
+
+def leave_evidence(directory: Path, samples: list[dict[str, Any]], left: list[str]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(sample) for sample in samples]
+    (directory / "resume.jsonl").write_text("\n".join(lines) + "\n")
+    (directory / "resume.left.json").write_text(json.dumps(left))
 
 
 def figures(samples: list[dict[str, Any]], left: list[str]) -> dict[str, Any]:
