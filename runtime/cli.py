@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -54,7 +54,8 @@ def up(model: str | None, home: str | None, as_json: bool) -> None:
     given = {"TENUTO_MODEL": model, "TENUTO_HOME": home}
     settings = Settings.load(overrides={key: value for key, value in given.items() if value})
     # Until the stack handles signals itself, one to end is like Ctrl-C: what was begun is undone on the way out.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     preflight.check_machine(settings)
     if not as_json:
         ensure_model(settings)
@@ -78,7 +79,10 @@ def demo(seed: int, temperature: float, model: str | None, context: int, as_json
     ensure_model(settings)
     preflight.check_model(settings)
     options = DemoOptions(seed, temperature, settings.model, context)
-    outcome = asyncio.run(run_demo(options, Console(stderr=as_json)))
+    try:
+        outcome = asyncio.run(run_demo(options, Console(stderr=as_json)))
+    except asyncio.CancelledError:
+        sys.exit("tenuto: the demo was stopped; nothing is left of it")
     if as_json:
         click.echo(json.dumps(outcome.as_json()))
     sys.exit(0 if outcome.good else 1)
@@ -166,12 +170,18 @@ def _progress() -> Iterator[Any]:
 
 
 def _told(kind: str, **data: Any) -> None:
-    click.echo(data.get("message", kind))
+    _say(data.get("message", kind))
 
 
 def _told_as_json(kind: str, **data: Any) -> None:
-    click.echo(json.dumps({"kind": kind, **data}))
-    sys.stdout.flush()
+    _say(json.dumps({"kind": kind, **data}))
+
+
+def _say(line: str) -> None:
+    """Whoever reads may be gone, a closed terminal for one; what is told about must be done all the same."""
+    with suppress(OSError, ValueError):
+        click.echo(line)
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -324,12 +324,12 @@ async def _spawn(child: Child, *, stdout: int | IO[bytes], stderr: int | IO[byte
         stderr=stderr,
         start_new_session=True,
         umask=0o077,
-        preexec_fn=_die_with(os.getpid(), child.death_signal),
+        preexec_fn=die_with(os.getpid(), child.death_signal),
         **account,
     )
 
 
-def _die_with(parent: int, number: int) -> Callable[[], None]:
+def die_with(parent: int, number: int) -> Callable[[], None]:
     """Runs in the child after it changed its account, which would have cleared the request."""
 
     def ask() -> None:

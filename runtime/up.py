@@ -233,7 +233,7 @@ COMPONENTS: Final[tuple[Component, ...]] = (postgres, temporal, migrations, engi
 
 
 async def up(settings: Settings, on_event: OnEvent, *, components: Sequence[Component] = COMPONENTS) -> None:
-    """Runs until SIGINT or SIGTERM, then stops everything. Call it in the main thread.
+    """Runs until SIGINT, SIGTERM or SIGHUP, then stops everything. Call it in the main thread.
 
     Raises StartupError, with a sentence, where the stack cannot start or something in it cannot be kept up.
     """
@@ -275,9 +275,9 @@ async def _bring_up(stack: Stack, components: Sequence[Component]) -> None:
 
 @contextlib.asynccontextmanager
 async def _until_signal() -> AsyncIterator[asyncio.Event]:
-    """An event that SIGINT or SIGTERM sets; a second signal changes nothing."""
+    """An event that SIGINT, SIGTERM or a closed terminal sets; a second signal changes nothing."""
     signalled, loop = asyncio.Event(), asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, signalled.set)
     try:

@@ -108,7 +108,8 @@ def model_path() -> Path:
 @pytest.fixture(scope="session")
 def temporal_address() -> Iterator[str]:
     """A real Temporal server for the whole run."""
-    server = TemporalServer(Settings.load({}, {"TENUTO_HOME": tempfile.mkdtemp(prefix="tenuto-test-", dir="/tmp")}))
+    home = tempfile.mkdtemp(prefix="tenuto-test-", dir="/tmp")
+    server = TemporalServer(Settings.load({}, {"TENUTO_HOME": home}))
     server.prepare()
     process = subprocess.Popen(
         server.argv(),
@@ -122,3 +123,4 @@ def temporal_address() -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
+        shutil.rmtree(home)

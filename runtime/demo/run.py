@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
+import signal
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -75,6 +77,7 @@ class Outcome:
 
 async def run_demo(options: DemoOptions, console: Console) -> Outcome:
     began = time.monotonic()
+    _stop_on_signals()
     outcome = Outcome(options)
     home = Path(tempfile.mkdtemp(prefix="tenuto-demo-"))
     try:
@@ -99,6 +102,14 @@ async def run_demo(options: DemoOptions, console: Console) -> Outcome:
     outcome.took_s = time.monotonic() - began
     _print_table(outcome, console)
     return outcome
+
+
+def _stop_on_signals() -> None:
+    """A closed terminal or a SIGTERM ends the demo as Ctrl-C does: the stack stops, its home goes."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 def demo_environment(home: Path, model: str) -> dict[str, str]:

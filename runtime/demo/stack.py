@@ -17,6 +17,7 @@ import psutil
 
 from runtime.errors import StartupError
 from runtime.settings import Settings
+from runtime.supervisor import die_with
 
 Say = Callable[[str], None]
 
@@ -83,6 +84,7 @@ async def running_stack(environment: Mapping[str, str], say: Say) -> AsyncIterat
         env=variables,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=die_with(os.getpid(), signal.SIGTERM),  # whoever started it may be killed
     )
     reading = None
     try:
