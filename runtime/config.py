@@ -121,6 +121,12 @@ class SessionIn(SessionConfig):
 
     @model_validator(mode="after")
     def _files_fit(self) -> SessionIn:
+        size = sum(len(text.encode()) for text in self.files.values())
+        if size > self.limits.workspace_bytes // 2:
+            raise ValueError(
+                f"files: {size} bytes do not leave half of the workspace free ({self.limits.workspace_bytes} bytes);"
+                " raise limits.workspace_bytes"
+            )
         if sum(len(text) for text in self.files.values()) > 4 << 20:
             raise ValueError("files must not exceed 4 MiB together; upload more after the session exists")
         return self

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
 
 from workflows.contract import Progress
 
 SEEN_KEPT = 500
 MAX_UPDATES = 1000  # Temporal refuses the 2,000th of a run
+MAX_LOSSES = 12  # of one step in a row; with the pauses between them, about a minute
+
+
+def pause_after_loss(losses: int) -> timedelta:
+    """Next to none at first, since a restarted node is usually back by then; then doubling to 10 seconds."""
+    return timedelta(seconds=min(0.05 * 2.0 ** (losses - 1), 10.0))
 
 
 class Next(StrEnum):

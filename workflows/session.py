@@ -7,6 +7,7 @@ and says where to go on, so a fresh run continues at the step that was not compl
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -34,7 +35,15 @@ with workflow.unsafe.imports_passed_through():
         StepOut,
         ThinkIn,
     )
-    from workflows.policies import MAX_UPDATES, SEEN_KEPT, Next, next_action, tool_choice_now
+    from workflows.policies import (
+        MAX_LOSSES,
+        MAX_UPDATES,
+        SEEN_KEPT,
+        Next,
+        next_action,
+        pause_after_loss,
+        tool_choice_now,
+    )
 
 _ONCE = RetryPolicy(maximum_attempts=1)
 _KEEP_TRYING = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
@@ -159,24 +168,31 @@ class SessionWorkflow:
     async def _take_input(self) -> None:
         session_id, message_id = self.state.session_id, self.state.inbox[0]
         try:
-            await self._step(contract.TAKE_INPUT, lambda epoch, n: InputIn(session_id, epoch, n, message_id))
+            taken = await self._step(contract.TAKE_INPUT, lambda epoch, n: InputIn(session_id, epoch, n, message_id))
         except _Refused:
             self.state.inbox.remove(message_id)  # it was answered with its error; do not take it again
             raise
-        self.state.inbox.remove(message_id)
+        if taken:
+            self.state.inbox.remove(message_id)
 
-    async def _step(self, name: str, make_input: Callable[[int, int], Any]) -> None:
-        """One step on the node that holds the session; a lost node costs a new placement, not the step."""
-        while True:
+    async def _step(self, name: str, make_input: Callable[[int, int], Any]) -> bool:
+        """The next step, on the node that holds the session; a lost node costs a new placement, not the step.
+
+        True: it is completed, by this attempt or by a lost one that got that far. False: the record had gone on
+        further than we knew. A step that is lost again and again is refused after MAX_LOSSES.
+        """
+        step_no = self.state.progress.step_no + 1
+        for losses in itertools.count(1):
             if self.state.placement is None:
                 await self._place()
+                if self.state.progress.step_no >= step_no:
+                    return self.state.progress.step_no == step_no
             home = self.state.placement
             assert home is not None
-            argument = make_input(home.epoch, self.state.progress.step_no + 1)
             try:
                 out: StepOut = await workflow.execute_activity(
                     name,
-                    argument,
+                    make_input(home.epoch, step_no),
                     task_queue=home.queue,
                     schedule_to_start_timeout=_SCHEDULE_TO_START,
                     start_to_close_timeout=_START_TO_CLOSE,
@@ -189,11 +205,15 @@ class SessionWorkflow:
                 if is_cancelled_exception(error):
                     raise
                 _raise_unless_lost(error)
+                if losses == MAX_LOSSES:
+                    raise _Refused(f"the step was lost {losses} times, the last time with: {error.cause}") from error
                 workflow.logger.warning("session %s leaves %s: %s", self.state.session_id, home.queue, error.cause)
                 self.state.placement = None
+                await workflow.sleep(pause_after_loss(losses))
                 continue
             self.state.progress = out.progress
-            return
+            return True
+        raise AssertionError("unreachable")
 
     async def _place(self) -> None:
         """Choose a node, raise the epoch, and read where the record stands."""

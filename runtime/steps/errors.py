@@ -26,9 +26,8 @@ _MEANING: tuple[tuple[type[Exception], str], ...] = (
     (sandbox.StaleEpoch, ErrorType.STALE_EPOCH),
     (Unavailable, ErrorType.DRAINING),
     (engine.EngineFault, ErrorType.ENGINE_LOST),
-    (sandbox.NoSandbox, ErrorType.REFUSED),
-    (sandbox.CreateFailed, ErrorType.REFUSED),
-    (sandbox.SandboxFailure, ErrorType.SANDBOX_LOST),
+    (sandbox.SandboxLost, ErrorType.SANDBOX_LOST),
+    (sandbox.SandboxFailure, ErrorType.REFUSED),  # the sandbox lives and cannot do it: another one could not either
     (RequestError, ErrorType.REFUSED),
     (engine.RequestError, ErrorType.REFUSED),
     (sandbox.SandboxUsageError, ErrorType.REFUSED),

@@ -34,6 +34,7 @@ from workflows.contract import (
     StepOut,
     ThinkIn,
 )
+from workflows.policies import MAX_LOSSES
 from workflows.session import SessionWorkflow
 
 TEMPORAL = Path(sys.prefix) / "bin" / "temporal"
@@ -49,6 +50,7 @@ class House:
         self.epoch = 0
         self.lose: dict[int, list[str]] = {}  # step: error types to raise first
         self.refuse: set[int] = set()
+        self.lose_after: set[int] = set()  # steps that complete, and whose answer is lost with the node
         self.hold = asyncio.Event()
         self.hold.set()
         self.entered = asyncio.Event()
@@ -65,7 +67,7 @@ class House:
     async def take_input(self, what: InputIn) -> StepOut:
         self._enter("input", what.step_no, what.message_id)
         self.progress = Progress(what.step_no, "input", "input", 0, "required", self.rounds)
-        return StepOut(self.progress)
+        return self._leave(what.step_no)
 
     @activity.defn(name="think")
     async def think(self, what: ThinkIn) -> StepOut:
@@ -76,14 +78,14 @@ class House:
             await asyncio.sleep(0.02)
         outcome = "tools" if what.tool_choice == "required" else "final"
         self.progress = replace(self.progress, step_no=what.step_no, kind="think", outcome=outcome)
-        return StepOut(self.progress)
+        return self._leave(what.step_no)
 
     @activity.defn(name="run_tools")
     async def run_tools(self, what: StepIn) -> StepOut:
         self._enter("tools", what.step_no)
         rounds = self.progress.rounds + 1
         self.progress = replace(self.progress, step_no=what.step_no, kind="tool", outcome="settled", rounds=rounds)
-        return StepOut(self.progress)
+        return self._leave(what.step_no)
 
     @activity.defn(name="fail")
     async def fail(self, what: FailIn) -> StepOut:
@@ -104,6 +106,12 @@ class House:
             raise ApplicationError("too long for the context", type=ErrorType.REFUSED, non_retryable=True)
         self.log.append((kind, step_no, *rest))
         self.stepped.set()
+
+    def _leave(self, step_no: int) -> StepOut:
+        if step_no in self.lose_after:
+            self.lose_after.remove(step_no)
+            raise ApplicationError("gone", type=ErrorType.DRAINING)
+        return StepOut(self.progress)
 
     def steps(self) -> list[tuple[object, ...]]:
         return [entry for entry in self.log if entry[0] in ("input", "think", "tools")]
@@ -196,6 +204,32 @@ async def test_a_lost_engine_costs_a_new_placement_and_no_finished_step(running,
     await rested(house, 4)
     assert house.steps() == [("input", 1, "m1"), ("think", 2, "required"), ("tools", 3), ("think", 4, "none")]
     assert house.epoch == 4
+    await end(handle)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+async def test_a_step_whose_answer_was_lost_with_its_node_is_not_done_again(running, step):
+    house = House(rounds=1)
+    house.lose_after = {step}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await rested(house, 4)
+    await handle.execute_update(SessionWorkflow.deliver, "m2")
+    await rested(house, 8)
+    kinds = [(entry[0], entry[1]) for entry in house.steps()]
+    assert kinds == [(kind, i + 1) for i, kind in enumerate(["input", "think", "tools", "think"] * 2)]
+    await end(handle)
+
+
+async def test_a_step_that_is_lost_again_and_again_is_refused_and_not_tried_for_ever(running):
+    house = House(rounds=0)
+    house.lose = {2: [ErrorType.SANDBOX_LOST] * 1000}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    while not any(entry[0] == "fail" for entry in house.log):
+        await asyncio.sleep(0.1)
+    assert house.log.count(("lost", 2)) == MAX_LOSSES
+    assert f"lost {MAX_LOSSES} times" in next(str(entry[1]) for entry in house.log if entry[0] == "fail")
     await end(handle)
 
 

@@ -59,6 +59,11 @@ async def test_a_post_with_the_same_key_makes_one_thing(client):
         ({"tools": [{**TOOL, "command": []}]}, "tools", "at least 1 item"),
         ({"files": {"../x": "y"}}, "files", "../x"),
         ({"files": {"/etc/passwd": "y"}}, "files", "/etc/passwd"),
+        (
+            {"files": {"big.txt": "x" * 800_000}, "limits": {"workspace_bytes": 1 << 20}},
+            "",
+            "raise limits.workspace_bytes",
+        ),
         ({"limits": {"max_think_tokens": 0}}, "limits.max_think_tokens", "greater than or equal to 1"),
         ({"sampling": {"temperature": 9}}, "sampling.temperature", "less than or equal to 2"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
