@@ -79,6 +79,7 @@ def demo(seed: int, temperature: float, model: str | None, context: int, as_json
     ensure_model(settings)
     preflight.check_model(settings)
     options = DemoOptions(seed, temperature, settings.model, context)
+    click.echo("the demo takes about three minutes on two cores", err=True)
     try:
         outcome = asyncio.run(run_demo(options, Console(stderr=as_json)))
     except asyncio.CancelledError:
@@ -91,13 +92,14 @@ def demo(seed: int, temperature: float, model: str | None, context: int, as_json
 @main.command()
 @click.argument("task")
 @click.option("--tool", "tools", multiple=True, help="A built-in tool: python, bash, read_file, write_file.")
+@click.option("--tool-choice", default="auto", show_default=True, help="auto, none, required or a tool's name.")
 @click.option("--rounds", type=int, default=8, show_default=True, help="Tool rounds at most.")
-def run(task: str, tools: tuple[str, ...], rounds: int) -> None:
+def run(task: str, tools: tuple[str, ...], tool_choice: str, rounds: int) -> None:
     """Give a new session one task and print its answer as it comes."""
     with tenuto.Client() as client:
         session = client.sessions.create(tools=list(tools))
         click.echo(f"session {session.id}", err=True)
-        message_id = session.send(task, max_tool_rounds=rounds)
+        message_id = session.send(task, tool_choice=tool_choice, max_tool_rounds=rounds)
         turn = tenuto.TurnReader(message_id)
         for event in session.stream():
             turn.feed(event)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from runtime.text import fault
 from sandbox import TOOLS
 
 Name = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
@@ -16,6 +17,17 @@ Effect = Literal["pure", "sandboxed", "idempotent", "unsafe"]
 
 class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Body(Frozen):
+    """The body of a request: its text can be kept as it is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_can_be_kept(cls, value: Any) -> Any:
+        if found := fault(value):
+            raise ValueError(found)
+        return value
 
 
 class CommandTool(Frozen):
@@ -84,6 +96,9 @@ class SessionConfig(Frozen):
         for tool in value:
             if isinstance(tool, str) and tool not in TOOLS:
                 raise ValueError(f"{tool!r} is no built-in tool; there are {', '.join(TOOLS)}, or give a command")
+        for tool in value:
+            if isinstance(tool, CommandTool) and tool.name in TOOLS:
+                raise ValueError(f"{tool.name!r} is the name of a built-in tool; give yours another")
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"tool names must differ; {', '.join(sorted(twice))} stands twice")
         return value
@@ -93,7 +108,7 @@ class SessionConfig(Frozen):
         return [tool if isinstance(tool, str) else tool.name for tool in self.tools]
 
 
-class MessageIn(Frozen):
+class MessageIn(Body):
     """A message to a session. `tool_choice` holds for `max_tool_rounds` thinks, the last answer is without tools."""
 
     content: str = Field(min_length=1, max_length=1_000_000)
@@ -113,7 +128,7 @@ class MessageIn(Frozen):
             )
 
 
-class SessionIn(SessionConfig):
+class SessionIn(SessionConfig, Body):
     """The body of POST /v1/sessions: the configuration, and optionally a seed."""
 
     model: str = Field(default="", max_length=200)  # empty: the model that the engine serves

@@ -19,6 +19,7 @@ from runtime.engines import EngineLink
 from runtime.process import announce_ready, connect_temporal, run, start_logging, until_stopped
 from runtime.settings import Settings
 from runtime.steps import Services, Steps
+from runtime.steps.collecting import collect_all
 from runtime.store import Database, fleet
 from sandbox import BlobStore, Description, Driver, choose_driver
 from workflows.contract import NODES_QUEUE, node_queue
@@ -54,6 +55,7 @@ async def serve(settings: Settings) -> None:
             nvme_after_s=settings.nvme_after_s,
         )
         await reap(db, driver, settings.node_id)
+        await collect_all(services)
         await engine.ready(timeout_s=600)
         description = await driver.describe()
         card = engine.card.as_message()

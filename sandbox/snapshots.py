@@ -84,6 +84,10 @@ def reachable(root: str, store: BlobStore) -> set[str]:
     return found
 
 
+MAX_NAME_BYTES = 255
+MAX_DEPTH = 100
+
+
 def check_name(name: str) -> None:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise BadPath(f"{name!r} cannot be a file's name")
@@ -109,9 +113,13 @@ def plan(contents: Mapping[str, bytes]) -> Tree:
         names = path.split("/")
         if path.startswith("/"):
             raise BadPath(f"{path!r} is absolute; name files relative to the workspace")
+        if len(names) > MAX_DEPTH:
+            raise BadPath(f"{path[:40]!r}... lies more than {MAX_DEPTH} folders deep")
         for name in names:
             if name in ("", ".", "..") or "\0" in name:
                 raise BadPath(f"{path!r} is not a plain relative path")
+            if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+                raise BadPath(f"{name[:40]!r}... is longer than the {MAX_NAME_BYTES} bytes that a file's name may have")
         entry = [names[-1], "f", 0o644, hashlib.sha256(data).hexdigest(), len(data)]
         place(tree, names[:-1], entry, path)
     return tree

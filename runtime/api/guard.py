@@ -47,12 +47,15 @@ class Guard:
         if not self._is_ours(host):
             return f"the Host header names {host!r}, which this server does not answer to"
         origin = headers.get("origin")
-        if origin is not None and not self._is_ours(urlsplit(origin).netloc):
+        if origin is not None and not self._is_ours(origin.partition("://")[2]):
             return f"requests from pages of {origin!r} are refused"
         return None
 
     def _is_ours(self, netloc: str) -> bool:
-        name = urlsplit(f"//{netloc}").hostname or ""
+        try:
+            name = urlsplit(f"//{netloc}").hostname or ""
+        except ValueError:
+            return False
         if name == "localhost" or name in self._allowed:
             return True
         try:

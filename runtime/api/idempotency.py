@@ -12,6 +12,21 @@ from runtime.store import Database
 from runtime.store.sessions import new_id
 
 
+async def made_before(request: Request, db: Database, tenant_id: str) -> str | None:
+    """The id that a request with this key made before, if any. Asked first: a retry is answered as the first was,
+    whatever has changed since. Raises Conflict if the key was used for another request."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    row = await db.fetchrow(
+        "SELECT route, body_sha256, response FROM idempotency WHERE tenant_id = $1 AND key = $2", tenant_id, key
+    )
+    if row is None:
+        return None
+    _ensure_same(row, _route(request), hashlib.sha256(await request.body()).digest())
+    return str(row["response"]["id"])
+
+
 async def id_for(request: Request, db: Database, tenant_id: str, prefix: str) -> str:
     """The id of what this request makes: new, or the one that its key made before.
 
@@ -23,7 +38,7 @@ async def id_for(request: Request, db: Database, tenant_id: str, prefix: str) ->
         return fresh
     if not 1 <= len(key) <= 255:
         raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
-    route = f"{request.method} {request.url.path}"
+    route = _route(request)
     digest = hashlib.sha256(await request.body()).digest()
 
     async def work(connection: asyncpg.Connection) -> asyncpg.Record:
@@ -43,6 +58,14 @@ async def id_for(request: Request, db: Database, tenant_id: str, prefix: str) ->
         )
 
     row = await db.run(work)
+    _ensure_same(row, route, digest)
+    return str(row["response"]["id"])
+
+
+def _route(request: Request) -> str:
+    return f"{request.method} {request.url.path}"
+
+
+def _ensure_same(row: asyncpg.Record, route: str, digest: bytes) -> None:
     if row["route"] != route or row["body_sha256"] != digest:
         raise Conflict("this Idempotency-Key was used for another request; use a new key", code="idempotency_mismatch")
-    return str(row["response"]["id"])

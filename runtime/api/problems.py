@@ -51,6 +51,10 @@ def install(app: FastAPI) -> None:
         """Nobody raised it on purpose: it is logged with its traceback, and only its kind is told."""
         return problem(500, "internal_error", f"the server failed ({type(error).__name__}); its log says more")
 
+    @app.exception_handler(asyncpg.DataError)
+    async def no_value(_: Request, error: asyncpg.DataError) -> JSONResponse:
+        return problem(400, "invalid_request", f"a value of the request cannot be stored or looked up: {error}")
+
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         param, message = describe(error.errors())

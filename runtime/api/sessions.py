@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from runtime import delivery
 from runtime.api import views
 from runtime.api.guard import Db, Tenant
-from runtime.api.idempotency import id_for
+from runtime.api.idempotency import id_for, made_before
 from runtime.api.models import checked_model, ensure_it_fits, ensure_tools_work
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
@@ -23,6 +23,7 @@ from sandbox import SandboxUsageError, snapshots
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
+Position = Annotated[int, Query(ge=0, lt=2**63)]
 
 
 class EventIn(MessageIn):
@@ -34,6 +35,9 @@ class EventIn(MessageIn):
 @router.post("", status_code=201)
 async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Create a session: its model, system prompt, tools, files and limits. Nothing runs until a message comes."""
+    before = await made_before(request, db, tenant)
+    if before is not None and await views.exists(db, before):
+        return await views.session(db, tenant, before)
     card = await checked_model(db, body.model)
     config = body.config(card["model"])
     try:
@@ -64,6 +68,9 @@ async def post_event(session_id: str, body: EventIn, request: Request, db: Db, t
     if body.type != "message":
         raise InvalidRequest(f"type: {body.type!r} cannot be posted; post a message", param="type")
     row = await views.owned(db, tenant, session_id)
+    before = await made_before(request, db, tenant)
+    if before is not None and await sessions.message_exists(db, before):
+        return {"id": before, "object": "message", "session_id": session_id}
     config = SessionConfig.model_validate(row["config"])
     try:
         body.check_against(config)
@@ -79,7 +86,9 @@ async def post_event(session_id: str, body: EventIn, request: Request, db: Db, t
 
 
 @router.get("/{session_id}/events")
-async def list_events(session_id: str, db: Db, tenant: Tenant, limit: Limit = 100, after: int = 0) -> dict[str, Any]:
+async def list_events(
+    session_id: str, db: Db, tenant: Tenant, limit: Limit = 100, after: Position = 0
+) -> dict[str, Any]:
     await views.owned(db, tenant, session_id)
     rows = await events.read(db, session_id, after, limit + 1)
     return views.page(rows, limit)
@@ -91,8 +100,8 @@ async def stream(
     request: Request,
     db: Db,
     tenant: Tenant,
-    after: Annotated[int, Query(ge=0)] = 0,
-    last_event_id: Annotated[int | None, Header(ge=0)] = None,
+    after: Position = 0,
+    last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None,
 ) -> StreamingResponse:
     """Server-sent events from a position on; come back with `Last-Event-ID` and nothing is missed or repeated."""
     await views.owned(db, tenant, session_id)

@@ -14,6 +14,7 @@ import asyncpg
 
 from runtime.store import Database
 from runtime.store.events import CHANNEL, read
+from runtime.store.sessions import has_ended
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,9 @@ async def events_after(hub: Hub, db: Database, session_id: str, after: int) -> A
                 if event["type"] in LAST:
                     return
             if not page:
+                # Asked after the empty read, so one more read makes sure that nothing came in between.
+                if await has_ended(db, session_id) and not await read(db, session_id, after, 1):
+                    return
                 try:
                     await asyncio.wait_for(woken.wait(), POLL_S)
                 except TimeoutError:

@@ -32,6 +32,10 @@ async def owned(db: Database, tenant: str, session_id: str) -> asyncpg.Record:
     return row
 
 
+async def exists(db: Database, session_id: str) -> bool:
+    return await db.fetchrow("SELECT 1 FROM sessions WHERE session_id = $1", session_id) is not None
+
+
 async def session(db: Database, tenant: str, session_id: str) -> dict[str, Any]:
     row = await owned(db, tenant, session_id)
     return {**_session(row), "tokens": await token_count(db, session_id)}

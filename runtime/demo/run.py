@@ -22,6 +22,7 @@ from runtime.demo.play import Played, play, random_kills
 from runtime.demo.stack import Stack, leftovers, running_stack
 from runtime.demo.watch import Timeline
 from runtime.store import Database
+from sandbox import BlobStore
 
 KILLED = ("node", "engine")
 NVME_AFTER_S = 1.0
@@ -154,7 +155,7 @@ async def _shown(
 
 
 async def left_in_stack(stack: Stack) -> list[str]:
-    """What ended sessions still hold in a running stack: sandboxes, pages in any tier."""
+    """What ended sessions still hold in a running stack: sandboxes, snapshots, pages in any tier."""
     async with Database(stack.postgres_dsn) as db:
         rows = await db.fetch("SELECT sandbox_id FROM sandboxes WHERE state <> 'released'")
         open_sessions = await db.fetch(
@@ -162,6 +163,8 @@ async def left_in_stack(stack: Stack) -> list[str]:
         )
     found = [f"sandbox {row['sandbox_id']}" for row in rows]
     found += [f"session {row['session_id']} is {row['state']}" for row in open_sessions]
+    blobs = await asyncio.to_thread(lambda: len(list(BlobStore(stack.settings.blobs_dir))))
+    found += [f"{blobs} snapshot blobs"] if blobs else []
     async with await EngineClient.connect(stack.engine_address) as engine:
         stats = await engine.stats()
     found += [f"{count} pages on {place}" for place, count in pages_held(stats).items() if count]

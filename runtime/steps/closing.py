@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runtime.errors import NotFound
 from runtime.steps.boxes import release_box
+from runtime.steps.collecting import collect_session
 from runtime.steps.services import Services
 from runtime.store import fleet, sessions
 from workflows.contract import FinishIn
@@ -19,6 +20,7 @@ async def finish(s: Services, what: FinishIn) -> None:
     client = await s.engine.client()
     dropped = await client.kv("drop", session=what.session_id, epoch=session.epoch, salt=session.salt, wait=True)
     deleted = await client.delete_keys(await fleet.private_pages(s.db, what.session_id))
+    blobs = await collect_session(s, what.session_id)
     await fleet.note_residency(s.db, what.session_id, session.tenant_id, "none", {})
-    freed = {"pages": dropped.pages + deleted.pages, "sandboxes": int(had_sandbox)}
+    freed = {"pages": dropped.pages + deleted.pages, "sandboxes": int(had_sandbox), "blobs": blobs}
     await sessions.finish(s.db, what.session_id, what.how, freed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.specs import tool_specs
@@ -15,21 +17,23 @@ from workflows.states import Event as Move
 
 
 async def take(s: Services, what: InputIn, execution: str) -> None:
-    """Raises InvalidRequest if the transcript would not fit into the model's context."""
+    """Take the oldest message that waits; none is no step. `what.message_id` only said that there is one.
+
+    Raises InvalidRequest if the transcript would not fit into the model's context.
+    """
     session = await sessions.get(s.db, what.session_id)
     config = SessionConfig.model_validate(session.config)
-    row = await s.db.fetchrow("SELECT content FROM messages WHERE message_id = $1", what.message_id)
-    if row is None:
-        raise InvalidRequest(f"there is no message {what.message_id}")
+    message = await sessions.message_to_take(s.db, what.session_id, what.step_no)
+    if message is None:
+        return
+    message_id, content = message
     owner = s.owner(what.session_id, what.epoch)
-    attempt = await steps.begin(
-        s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=what.message_id
-    )
+    attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
     if attempt.done is not None:
         return
     before = await steps.transcript(s.db, what.session_id, what.step_no)
     segments = [] if before else [Segment("scaffold", s.chat.opening(config.system, tool_specs(config)))]
-    segments.append(Segment("message", s.chat.user(row["content"])))
+    segments.append(Segment("message", s.chat.user(content)))
     after = [*before, *(token for segment in segments for token in segment.token_ids)]
     if len(after) >= s.engine.card.context_length:
         raise InvalidRequest(
@@ -37,14 +41,15 @@ async def take(s: Services, what: InputIn, execution: str) -> None:
             f" {s.engine.card.context_length}; send less or start a new session",
             code="context_length_exceeded",
         )
-    root = await checkpoints.workspace_root(s, what.session_id) or snapshots.seed(
-        {name: text.encode() for name, text in config.files.items()}, s.blobs
-    )
-    await steps.complete(
-        s.db,
-        owner,
-        attempt,
-        segments=segments,
-        output={"outcome": "input", "message_id": what.message_id, "tokens": len(after) - len(before)},
-        checkpoint=await checkpoints.make(s, what.session_id, after, root),
-    )
+    async with s.blob_lock:
+        root = await checkpoints.workspace_root(s, what.session_id) or await asyncio.to_thread(
+            snapshots.seed, {name: text.encode() for name, text in config.files.items()}, s.blobs
+        )
+        await steps.complete(
+            s.db,
+            owner,
+            attempt,
+            segments=segments,
+            output={"outcome": "input", "message_id": message_id, "tokens": len(after) - len(before)},
+            checkpoint=await checkpoints.make(s, what.session_id, after, root),
+        )

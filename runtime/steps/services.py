@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from engine.tokens import ChatFormat, Tokenizer
 from runtime.engines import EngineLink
@@ -22,6 +23,7 @@ class Services:
     blobs: BlobStore
     volumes: tuple[Volume, ...]
     nvme_after_s: float
+    blob_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # see runtime.steps.collecting
 
     def owner(self, session_id: str, epoch: int) -> Owner:
         return Owner(session_id, epoch, self.node_id, self.boot)

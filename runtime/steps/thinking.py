@@ -13,6 +13,7 @@ from engine import Done, Prefill, Sampling, Tokens
 from engine import Event as EngineEvent
 from engine.tokens import Parsed, StreamDecoder, tool_grammar
 from runtime.config import SessionConfig
+from runtime.errors import InvalidRequest
 from runtime.specs import tool_specs
 from runtime.steps import checkpoints
 from runtime.steps.services import Services
@@ -61,6 +62,12 @@ async def _generate(
     sampled: list[int],
 ) -> dict[str, Any]:
     """Run the engine from the last durable token; `sampled` grows as tokens become durable."""
+    room = s.engine.card.context_length - len(prompt) - len(sampled)
+    if room <= 0:
+        raise InvalidRequest(
+            f"the context is full: {len(prompt)} tokens of {s.engine.card.context_length}; start a new session",
+            code="context_length_exceeded",
+        )
     client = await s.engine.client()
     sampling = config.sampling
     generation = client.generate(
@@ -68,10 +75,7 @@ async def _generate(
         session=owner.session_id,
         epoch=owner.epoch,
         token_ids=[*prompt, *sampled],
-        max_tokens=min(
-            config.limits.max_think_tokens - len(sampled),
-            s.engine.card.context_length - len(prompt) - len(sampled),
-        ),
+        max_tokens=min(config.limits.max_think_tokens - len(sampled), room),
         sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, attempt.session.seed),
         grammar=tool_grammar(tool_specs(config), tool_choice),
         replay=len(sampled),

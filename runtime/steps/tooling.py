@@ -15,6 +15,7 @@ from runtime.config import CommandTool, SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps import checkpoints
 from runtime.steps.boxes import open_box
+from runtime.steps.fitting import fitted
 from runtime.steps.pause import kv_pause
 from runtime.steps.services import Services
 from runtime.store import ledger, sessions, steps
@@ -53,7 +54,9 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> None:
         for call in calls:
             result, root = await _one_call(s, owner, attempt, config, call, root)
             results.append(result)
-    tokens = s.chat.tool_results(results)
+    context = s.engine.card.context_length
+    answer = min(config.limits.max_think_tokens, context // 8)  # kept free for what the model says to it
+    tokens = fitted(s.chat, results, context - len(before) - answer)
     await steps.complete(
         s.db,
         owner,
@@ -103,45 +106,54 @@ async def _settle(
     except (BadArguments, InvalidRequest) as refused:
         # The model asked for something that is no call; it is told so and may do better.
         result: dict[str, Any] = {"reason": "refused", "code": None}
-        output, after = str(refused).encode(), claim.snapshot_before
-    else:
-        done, after = await _run(s, owner, attempt, config, call, claim, command)
-        result = {
-            "reason": done.reason,
-            "code": done.code,
-            "truncated": done.truncated,
-            "stdout_bytes": done.stdout_bytes,
-            "stderr_bytes": done.stderr_bytes,
-        }
-        output = done.output
+        return await _record(s, owner, attempt, call, claim, result, str(refused).encode(), claim.snapshot_before)
+    sandbox_id, sandbox = await open_box(s, owner, attempt, config, claim.snapshot_before)
+    try:
+        await _note_run(s, owner, attempt, call, claim, sandbox_id)
+        done = await _call(sandbox, owner, attempt, config, call, command)
+        async with s.blob_lock:
+            after = await _workspace_after(s, sandbox, call, claim)
+            return await _record(s, owner, attempt, call, claim, _facts(done), done.output, after)
+    finally:
+        await sandbox.close()
+
+
+async def _note_run(s: Services, owner: Owner, attempt: Attempt, call: Call, claim: Claim, sandbox_id: str) -> None:
+    """The call may run in this sandbox, and the ledger knows. Raises OutcomeUnknown where it may not run again."""
+    if claim.runs and claim.sandbox_id == sandbox_id:
+        return  # its journal runs a key once
+    if claim.runs and call.effect == "unsafe":
+        await ledger.mark_unknown(s.db, owner, attempt, call)
+        raise OutcomeUnknown(
+            f"{call.name} may have taken effect before its sandbox was lost, and it is unsafe to run it again;"
+            " find out what happened and tell the session in a new message",
+            code="outcome_unknown",
+        )
+    await ledger.note_run(s.db, owner, attempt, call, claim.runs + 1, sandbox_id)
+
+
+async def _record(
+    s: Services,
+    owner: Owner,
+    attempt: Attempt,
+    call: Call,
+    claim: Claim,
+    result: dict[str, Any],
+    output: bytes,
+    after: str,
+) -> Claim:
     await ledger.settle(s.db, owner, attempt, call, result, output, after)
     return Claim(result, output, claim.snapshot_before, after, claim.runs, claim.sandbox_id)
 
 
-async def _run(
-    s: Services,
-    owner: Owner,
-    attempt: Attempt,
-    config: SessionConfig,
-    call: Call,
-    claim: Claim,
-    command: Command,
-) -> tuple[Result, str]:
-    sandbox_id, sandbox = await open_box(s, owner, attempt, config, claim.snapshot_before)
-    try:
-        if claim.runs and claim.sandbox_id != sandbox_id and call.effect == "unsafe":
-            await ledger.mark_unknown(s.db, owner, attempt, call)
-            raise OutcomeUnknown(
-                f"{call.name} may have taken effect before its sandbox was lost, and it is unsafe to run it again;"
-                " find out what happened and tell the session in a new message",
-                code="outcome_unknown",
-            )
-        if not claim.runs or claim.sandbox_id != sandbox_id:
-            await ledger.note_run(s.db, owner, attempt, call, claim.runs + 1, sandbox_id)
-        done = await _call(sandbox, owner, attempt, config, call, command)
-        return done, await _workspace_after(s, sandbox, call, claim)
-    finally:
-        await sandbox.close()
+def _facts(done: Result) -> dict[str, Any]:
+    return {
+        "reason": done.reason,
+        "code": done.code,
+        "truncated": done.truncated,
+        "stdout_bytes": done.stdout_bytes,
+        "stderr_bytes": done.stderr_bytes,
+    }
 
 
 async def _call(
@@ -170,7 +182,7 @@ async def _call(
 
 
 async def _workspace_after(s: Services, sandbox: Sandbox, call: Call, claim: Claim) -> str:
-    writes = call.name not in TOOLS or TOOLS[call.name].writes
+    writes = call.name not in TOOLS or TOOLS[call.name].writes  # commands may not take a built-in's name
     return await sandbox.snapshot(s.blobs) if writes and call.effect != "pure" else claim.snapshot_before
 
 

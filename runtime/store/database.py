@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import asyncpg
 
 from runtime.errors import Unavailable
+from runtime.text import as_jsonb
 
 T = TypeVar("T")
 
@@ -72,4 +73,4 @@ class Database:
 
 
 async def _set_codecs(connection: asyncpg.Connection) -> None:
-    await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+    await connection.set_type_codec("jsonb", encoder=as_jsonb, decoder=json.loads, schema="pg_catalog")

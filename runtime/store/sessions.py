@@ -11,7 +11,7 @@ import asyncpg
 from runtime.errors import Conflict, NotFound, StaleEpoch
 from runtime.store import events
 from runtime.store.database import Database
-from runtime.store.values import Event, Owner, Session
+from runtime.store.values import Event, Session
 from workflows.states import TERMINAL, State, transition
 from workflows.states import Event as Move
 
@@ -176,12 +176,30 @@ async def move(connection: asyncpg.Connection, session: Session, event: Move) ->
         await _set_state(connection, session.session_id, state, event)
 
 
-async def owner_of(db: Database, session_id: str) -> Owner | None:
-    """Who holds the session now, or None if nobody ever did."""
-    row = await db.fetchrow("SELECT epoch, node_id, node_boot FROM sessions WHERE session_id = $1", session_id)
-    if row is None or row["node_id"] is None:
-        return None
-    return Owner(session_id, row["epoch"], row["node_id"], row["node_boot"])
+async def message_to_take(db: Database, session_id: str, step_no: int) -> tuple[str, str] | None:
+    """Id and content of the message that an input step takes: the one it began with, else the oldest that waits.
+
+    Deliveries may overtake each other; what was accepted first is answered first.
+    """
+    row = await db.fetchrow(
+        "SELECT m.message_id, m.content FROM messages m"
+        " LEFT JOIN steps s ON s.message_id = m.message_id AND s.session_id = $1 AND s.step_no = $2"
+        " WHERE m.session_id = $1 AND (s.step_no IS NOT NULL OR m.state = 'accepted')"
+        " ORDER BY s.step_no IS NULL, m.seq LIMIT 1",
+        session_id,
+        step_no,
+    )
+    return (row["message_id"], row["content"]) if row else None
+
+
+async def message_exists(db: Database, message_id: str) -> bool:
+    return await db.fetchrow("SELECT 1 FROM messages WHERE message_id = $1", message_id) is not None
+
+
+async def has_ended(db: Database, session_id: str) -> bool:
+    """Whether nothing will happen to the session any more."""
+    row = await db.fetchrow("SELECT state FROM sessions WHERE session_id = $1", session_id)
+    return row is None or row["state"] in TERMINAL
 
 
 _SELECT = (

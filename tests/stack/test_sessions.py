@@ -134,3 +134,43 @@ async def test_a_refused_call_is_told_to_the_model_and_the_session_goes_on(clien
     assert turn.tool_calls[0]["reason"] in ("exit", "refused", "signal")
     assert turn.tool_calls[0]["code"] != 0
     await session.cancel()
+
+
+async def test_a_tool_may_print_anything(client):
+    binary = {**ECHO, "command": ["printf", r"a\000b\377"]}
+    session = await client.sessions.create(tools=[binary], limits={"max_think_tokens": 60}, seed=8)
+    turn = await session.run("Say tide.", tool_choice="required", max_tool_rounds=1)
+    assert turn.tool_calls[0]["preview"] == "a\ufffdb\ufffd"
+    await session.cancel()
+
+
+async def test_a_result_larger_than_the_context_leaves_the_session_alive(client):
+    loud = {**ECHO, "command": ["seq", "1", "60000"]}
+    limits = {"max_think_tokens": 60, "tool_output_bytes": 262_144}
+    session = await client.sessions.create(tools=[loud], limits=limits, seed=9)
+    turn = await session.run("Say tide.", tool_choice="required", max_tool_rounds=1)
+    assert turn.tool_calls[0]["stdout_bytes"] > 262_144
+    assert turn.events[-1].type == "session.idle"
+    await session.cancel()
+
+
+async def test_snapshots_end_with_their_session(client, stack):
+    fill = {**ECHO, "command": ["bash", "-c", "head -c 3000000 /dev/urandom > big; echo tide"]}
+    session = await client.sessions.create(tools=[fill], limits={"max_think_tokens": 60}, seed=10)
+    await session.run("Say tide.", tool_choice="required", max_tool_rounds=1)
+    assert any("blob" in found for found in await left_in_stack(stack))
+    await session.cancel()
+    assert await left_in_stack(stack) == []
+
+
+async def test_a_workspace_that_cannot_be_restored_fails_the_session_once(client):
+    files = {f"{i}.txt": "" for i in range(2000)}
+    session = await client.sessions.create(
+        tools=[ECHO], files=files, limits={"max_think_tokens": 60, "workspace_bytes": 1 << 20}, seed=11
+    )
+    await session.send("Say tide.", tool_choice="required", max_tool_rounds=1)
+    async for event in session.stream():
+        if event.type in ("session.failed", "session.idle"):
+            break
+    assert (await session.info()).epoch < 5
+    await session.cancel()

@@ -58,6 +58,10 @@ async def test_a_post_with_the_same_key_makes_one_thing(client):
         ({"tools": [{**TOOL, "parameters": {"type": "string"}}]}, "tools", "must be a JSON schema"),
         ({"tools": [{**TOOL, "command": []}]}, "tools", "at least 1 item"),
         ({"files": {"../x": "y"}}, "files", "../x"),
+        ({"tools": [{**TOOL, "name": "read_file"}]}, "tools", "is the name of a built-in tool"),
+        ({"files": {"." * 300: "y"}}, "files", "longer than the 255 bytes"),
+        ({"files": {"a/" * 200 + "b": "y"}}, "files", "folders deep"),
+        ({"system": "a\0b"}, "", "system: must not contain the character NUL"),
         ({"files": {"/etc/passwd": "y"}}, "files", "/etc/passwd"),
         (
             {"files": {"big.txt": "x" * 800_000}, "limits": {"workspace_bytes": 1 << 20}},
@@ -238,3 +242,36 @@ async def _write(connection, session_id, i):
     from runtime.store import events
 
     await events.append(connection, session_id, [Event("sandbox.note", {"i": i})])
+
+
+async def test_a_retry_is_answered_as_the_first_was_even_after_a_cancel(client, db):
+    session = await create(client)
+    path, headers = f"/v1/sessions/{session['id']}/events", {"Idempotency-Key": "again"}
+    first = await client.post(path, json={"content": "hi"}, headers=headers)
+    await client.post(f"/v1/sessions/{session['id']}/cancel")
+    await db.execute("UPDATE nodes SET heartbeat_at = now() - interval '1 hour'")
+    again = await client.post(path, json={"content": "hi"}, headers=headers)
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/sessions/%00", "/v1/sessions?after=%00", "/v1/sessions/x/events?after=99999999999999999999"],
+)
+async def test_values_that_nothing_can_hold_are_the_callers_fault(client, path):
+    assert (await client.get(path)).status_code in (400, 404)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "["}, {"Origin": "http://["}])
+async def test_a_broken_host_is_refused(client, headers):
+    assert (await client.get("/v1/sessions", headers=headers)).status_code == 403
+
+
+async def test_a_stream_from_the_end_of_an_ended_session_ends(client, db):
+    session = await create(client)
+    await sessions.request_end(db, "default", session["id"])
+    await sessions.finish(db, session["id"], "cancelled", {})
+    path = f"/v1/sessions/{session['id']}/events/stream"
+    last = (await frames(client, path))[-1]
+    for cursor in (last, last + 1000):
+        assert await frames(client, path, {"Last-Event-ID": str(cursor)}) == []

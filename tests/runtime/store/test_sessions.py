@@ -86,3 +86,15 @@ async def test_a_key_is_kept_as_its_hash_only(db):
     rows = await db.fetch("SELECT to_jsonb(k)::text AS row FROM api_keys k")
     assert len(rows) == 1
     assert "tk_secret" not in rows[0]["row"]
+
+
+async def test_messages_are_taken_in_the_order_in_which_they_were_accepted(story, db):
+    owner = await story.placed()
+    first, second = await story.message("one"), await story.message("two")
+    assert await sessions.message_to_take(db, story.session_id, 1) == (first, "one")
+    await story.begin(owner, 1, "input", message=first)
+    assert await sessions.message_to_take(db, story.session_id, 1) == (first, "one"), "a step keeps its message"
+    await db.execute("UPDATE messages SET state = 'consumed' WHERE message_id = $1", first)
+    assert await sessions.message_to_take(db, story.session_id, 2) == (second, "two")
+    await db.execute("UPDATE messages SET state = 'consumed'")
+    assert await sessions.message_to_take(db, story.session_id, 3) is None

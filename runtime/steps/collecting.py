@@ -1,0 +1,54 @@
+"""Snapshots end with their session: what no open session's record names is deleted.
+
+A snapshot is a set of blobs until the record names its root. `Services.blob_lock` is held from the first blob to the
+record, and by whoever deletes, so that nothing is deleted in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from runtime.steps.services import Services
+from sandbox import BlobMissing, BlobStore, snapshots
+
+_ROOTS = (
+    "SELECT workspace_root AS root FROM checkpoints JOIN sessions s USING (session_id) WHERE {which}"
+    " UNION SELECT snapshot_before FROM tool_calls JOIN sessions s USING (session_id) WHERE {which}"
+    " UNION SELECT snapshot_after FROM tool_calls JOIN sessions s USING (session_id)"
+    " WHERE snapshot_after IS NOT NULL AND {which}"
+)
+_OPEN = "s.state NOT IN ('cancelled', 'completed') AND s.session_id <> $1"
+
+
+async def collect_session(s: Services, session_id: str) -> int:
+    """Delete the blobs that only this session names; returns how many."""
+    async with s.blob_lock:
+        own = await s.db.fetch(_ROOTS.format(which="s.session_id = $1"), session_id)
+        kept = await s.db.fetch(_ROOTS.format(which=_OPEN), session_id)
+        roots = [row["root"] for row in kept]
+        return await asyncio.to_thread(_delete, s.blobs, _reachable([row["root"] for row in own], s.blobs), roots)
+
+
+async def collect_all(s: Services) -> int:
+    """Delete every blob that no open session names: what a crash left. For the start of a node."""
+    async with s.blob_lock:
+        kept = await s.db.fetch(_ROOTS.format(which=_OPEN), "")
+        await asyncio.to_thread(s.blobs.sweep)
+        return await asyncio.to_thread(_delete, s.blobs, set(s.blobs), [row["root"] for row in kept])
+
+
+def _delete(store: BlobStore, candidates: set[str], kept_roots: Iterable[str]) -> int:
+    dead = candidates - _reachable(kept_roots, store)
+    for digest in dead:
+        store.remove(digest)
+    return len(dead)
+
+
+def _reachable(roots: Iterable[str], store: BlobStore) -> set[str]:
+    found: set[str] = set()
+    for root in roots:
+        with contextlib.suppress(BlobMissing):  # a collection that was interrupted had begun with it
+            found |= snapshots.reachable(root, store)
+    return found
