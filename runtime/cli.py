@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import tenuto
@@ -30,7 +31,17 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except (TenutoError, EngineError, SandboxError, TierError, tenuto.TenutoError) as error:
             click.echo(f"tenuto: {error}", err=True)
-            sys.exit(1)
+            _leave(1)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process. Temporal's client has threads of its own that can abort an interpreter that is finalising
+    ("PyGILState_Release: thread state must be current"), which would turn a sentence into a core dump."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "temporalio" in sys.modules:
+        os._exit(status)
+    sys.exit(status)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
