@@ -8,6 +8,7 @@ from engine.catalogue import CatalogueEntry, models, pull, resolve
 from engine.client import Done, EngineClient, Event, KvReceipt, KvState, Prefill, Tokens
 from engine.errors import (
     REQUEST_CODES,
+    BackendUnavailable,
     DownloadError,
     EngineError,
     EngineFault,
@@ -38,6 +39,7 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
 
 __all__ = [
     "REQUEST_CODES",
+    "BackendUnavailable",
     "CatalogueEntry",
     "Done",
     "DownloadError",

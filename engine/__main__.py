@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         kv_tokens=options.kv_tokens,
         threads=options.threads,
         dtype=options.dtype,
+        backend=options.backend,
         host_arena=options.host_arena,
         host_bytes=options.host_bytes,
         nvme_dir=options.nvme_dir,
@@ -109,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "cpu", "torch"),
+        default="auto",
+        help="auto: cpu where it can be built and the processor has vectors for it, else torch",
+    )
     parser.add_argument("--weights-cache", type=Path, help="default: 'cache' beside the model")
     return parser
 

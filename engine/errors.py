@@ -7,6 +7,7 @@ EngineError
  │    ├── ModelFileError        a file that is not a model this engine can run
  │    ├── DownloadError         the wheels could not be had, or were not what the catalogue says
  │    └── TemplateError         the file's chat template cannot be used
+ ├── BackendUnavailable         the backend that was asked for cannot be built, or cannot run the model here
  ├── RequestError               the caller asked for something impossible; carries a stable `code`
  │    └── ToolSchemaError       a tool whose schema cannot become a grammar (code bad_grammar)
  └── EngineFault                ours
@@ -56,6 +57,10 @@ class DownloadError(ModelError):
 
 class TemplateError(ModelError):
     """The model's chat template cannot be used."""
+
+
+class BackendUnavailable(EngineError):
+    """A backend cannot be built here, or cannot run the model; the message says why."""
 
 
 class RequestError(EngineError):

@@ -1,4 +1,4 @@
-"""Puts an engine together from its settings. The only module besides the backend that brings torch in."""
+"""Puts an engine together from its settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.backends.torch_exact import TorchExact
+from engine.backends.choose import BackendSettings, open_backend
 from engine.constraint import Constraints
 from engine.core import EngineCore
 from engine.errors import RequestError
@@ -33,13 +33,14 @@ Progress = Callable[[str, float], None]  # what, fraction done
 class EngineSettings:
     """Sizes in bytes, the pool in tokens; a tier without path or size is off.
 
-    `weights_cache` None: nothing is cached.
+    `backend` is auto, cpu or torch. `weights_cache` None: nothing is cached.
     """
 
     model: Path
     kv_tokens: int = 16_384
     threads: int = 2
     dtype: str = "bf16"
+    backend: str = "auto"
     host_arena: Path | None = None
     host_bytes: int = 0
     nvme_dir: Path | None = None
@@ -70,7 +71,7 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     """Load the model, adopt the tiers, start the compute thread. Blocking: a second or two, longer at a model's first
     start.
 
-    Raises ModelError, RequestError (impossible settings), or kvtier's errors.
+    Raises ModelError, BackendUnavailable, RequestError (impossible settings), or kvtier's errors.
     """
     if settings.kv_tokens < 4 * PAGE_SIZE:
         raise RequestError("pool_too_small", f"a pool of {settings.kv_tokens} tokens is too small; 64 is the least")
@@ -83,8 +84,8 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
             file, digest, facts, settings.dtype, settings.weights_cache, lambda done: progress("weights", done)
         )
     blocks = settings.kv_tokens // PAGE_SIZE
-    progress("packing", 0.0)
-    backend = TorchExact(facts, weights, pool_blocks=blocks, threads=settings.threads)
+    wanted = BackendSettings(settings.backend, blocks, settings.threads, settings.weights_cache)
+    backend = open_backend(wanted, facts, weights, progress)
     mark = fingerprint(digest, facts, backend.identity)
     stack = _open_tiers(settings, mark, facts.page_bytes(settings.dtype))
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()

@@ -163,6 +163,7 @@ async def engine(stack: Stack) -> None:
         "--nvme-bytes": settings.nvme_kv_bytes,
         "--threads": threads,
         "--dtype": settings.engine_dtype,
+        "--backend": settings.engine_backend,
     }
     flat = [str(part) for pair in argv.items() for part in pair]
     child = stack.python("engine", "engine", *flat, ready_within_s=900.0, describe=_loading)

@@ -43,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def page(self, block: int) -> memoryview:
-        """The bytes of one page, `page_bytes` long, writable, in the layout `[layer][k/v][kv_head][16][d]`."""
+        """The bytes of one page, `page_bytes` long, writable, in the layout that the identity names."""
         ...
 
     def zero(self, block: int) -> None:

@@ -196,7 +196,7 @@ class _Layer:
 
 def identity(dtype: str, threads: int) -> BackendIdentity:
     """What this backend would be called on this machine."""
-    linear = "packed" if _packs() else "plain"
+    linear = "packed" if _packs(_DTYPES[dtype]) else "plain"
     return BackendIdentity(
         backend="torch",
         mode="exact",
@@ -208,14 +208,16 @@ def identity(dtype: str, threads: int) -> BackendIdentity:
     )
 
 
-def _packs() -> bool:
-    """Whether oneDNN can pack linear weights here."""
-    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN can pack linear weights here; those in bf16 it packs on some processors only."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _linear(weight: Tensor) -> Linear:
     """A product with a fixed weight, packed for 16 rows where oneDNN can."""
-    if _packs():
+    if _packs(weight.dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PAGE_SIZE)
         pointwise = torch.ops.mkldnn._linear_pointwise
         return lambda x: _as_tensor(pointwise(x, packed, None, "none", [], ""))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import BackendUnavailable
 from engine.facts import ModelFacts, read_facts
 from engine.gguf import GgufFile
 from tests.engine.fakes import Harness
@@ -32,6 +33,16 @@ def model_path(name: str) -> Path:
     return path
 
 
+NATIVE = models_dir() / "cache" / "native"  # one build for all tests
+
+
+def share_native(directory: Path) -> None:
+    """Let an engine whose model is in `directory` find the build that the tests share."""
+    NATIVE.mkdir(parents=True, exist_ok=True)
+    (directory / "cache").mkdir()
+    (directory / "cache" / "native").symlink_to(NATIVE)
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A model file, opened for a backend."""
@@ -46,10 +57,32 @@ class Loaded:
         with GgufFile(self.path) as file:
             return load_weights(file, self.digest, self.facts, dtype, cache, lambda done: None)
 
-    def backend(self, dtype: str, pool_blocks: int, cache: Path | None = None) -> Any:
+    def backend(
+        self, name: str, dtype: str, pool_blocks: int, cache: Path | None = None, isa: str | None = None
+    ) -> Any:
+        """`isa` is for cpu: the instruction set instead of the best one."""
+        weights = self.weights(dtype, cache)
+        if name == "cpu":
+            return cpu_backend(self.facts, weights, pool_blocks, isa)
         from engine.backends.torch_exact import TorchExact
 
-        return TorchExact(self.facts, self.weights(dtype, cache), pool_blocks=pool_blocks, threads=2)
+        return TorchExact(self.facts, weights, pool_blocks=pool_blocks, threads=2)
+
+
+def cpu_backend(facts: ModelFacts, weights: Any, pool_blocks: int, isa: str | None = None) -> Any:
+    from engine.backends.cpu import Cpu
+
+    return Cpu(facts, weights, library=native_library(), pool_blocks=pool_blocks, threads=2, isa=isa)
+
+
+def native_library() -> Any:
+    """The library that the tests share; skips where there is no compiler."""
+    from engine.native import Library, build
+
+    try:
+        return Library(build(NATIVE, lambda done: None))
+    except BackendUnavailable as reason:
+        pytest.skip(str(reason))
 
 
 def load(path: Path) -> Loaded:
@@ -59,7 +92,9 @@ def load(path: Path) -> Loaded:
 
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    directory = tmp_path_factory.mktemp("tiny")
+    share_native(directory)
+    return write_tiny(directory / "tiny.gguf")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,10 @@ FACES = [
     "engine.catalogue",
     "engine.sessions",
     "engine.backends",
+    "engine.backends.choose",
+    "engine.backends.cpu",
+    "engine.launch",
+    "engine.native",
     "engine.__main__",
 ]
 

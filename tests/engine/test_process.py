@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.client import EngineClient
@@ -17,8 +18,9 @@ from engine.errors import EngineGone
 from engine.request import Sampling
 from engine.tokens import ToolSpec, load_chat_format
 from engine.wire import encode_frame, read_frame
-from tests.engine.conftest import MODELS, model_path
+from tests.engine.conftest import MODELS, model_path, share_native
 from tests.engine.process import Process, engine, hear
+from tests.engine.tiny import write_tiny
 
 PROMPT = [3 + (5 * i) % 250 for i in range(70)]
 
@@ -41,7 +43,7 @@ async def test_the_ready_line_names_model_backend_and_mode(served: Process) -> N
         card = client.card
     assert served.ready["ready"] is True
     assert served.ready["fingerprint"] == card.fingerprint
-    assert (card.model, card.backend, card.mode, card.dtype) == ("tiny", "torch", "exact", "bf16")
+    assert (card.model, card.backend, card.mode, card.dtype) == ("tiny", "cpu", "exact", "bf16")
     assert (card.page_size, card.kv_pool_tokens, card.context_length) == (16, 1024, 512)
     assert card.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2
 
@@ -219,11 +221,20 @@ async def test_a_model_that_is_none_ends_with_a_sentence(tmp_path: Path) -> None
     assert "does not start with 'GGUF'" in json.loads(err.splitlines()[-1])["error"]
 
 
-async def test_sigterm_ends_it_cleanly_and_tells_running_calls(tiny_path: Path, tmp_path: Path) -> None:
-    async with engine(tiny_path, tmp_path) as process:
+@pytest.fixture
+def talkative(tmp_path: Path) -> Path:
+    """A tiny model with a long context that never says its last word: the logit of token 2 is zero, others are not."""
+    rows = np.random.default_rng(0).standard_normal((265, 64)).astype(np.float32)
+    rows[2] = 0
+    share_native(tmp_path)
+    return write_tiny(tmp_path / "long.gguf", llama__context_length=65_536, tensors={"token_embd.weight": rows})
+
+
+async def test_sigterm_ends_it_cleanly_and_tells_running_calls(talkative: Path, tmp_path: Path) -> None:
+    async with engine(talkative, tmp_path, kv_tokens=65_536) as process:
         assert any("progress" in line for line in process.progress)
         client = await EngineClient.connect(process.socket)
-        running = asyncio.create_task(hear(client, "s", PROMPT, 400))
+        running = asyncio.create_task(hear(client, "s", PROMPT, 60_000))
         while not (await client.stats())["running"]:
             pass
         assert await process.stop(signal.SIGTERM) == 0
@@ -237,23 +248,25 @@ async def test_sigterm_ends_it_cleanly_and_tells_running_calls(tiny_path: Path, 
             await EngineClient.connect(process.socket)
 
 
-async def kill_and_restore(model: Path, root: Path, prompt: list[int], count: int, **fields: Any) -> None:
+async def kill_and_restore(
+    model: Path, root: Path, prompt: list[int], count: int, other: int = 400, **fields: Any
+) -> None:
     """Generate, offload, SIGKILL in the middle of another generation, start again, go on from what is left."""
-    keep = count // 2
-    async with engine(model, root) as process:
+    keep, pool = count // 2, 2 * other + 512
+    async with engine(model, root, kv_tokens=pool) as process:
         client = await EngineClient.connect(process.socket)
         whole = await hear(client, "s", prompt, count, **fields)
         receipt = await client.kv("offload", session="s", wait=True)
         assert receipt.status == "accepted"
         boot = client.card.boot_id
-        running = asyncio.create_task(hear(client, "other", prompt[::-1], 400))
+        running = asyncio.create_task(hear(client, "other", prompt[::-1], other))
         while not (await client.stats())["running"]:
             pass
         assert await process.stop(signal.SIGKILL) == -signal.SIGKILL
         with pytest.raises(EngineGone):
             await running
         await client.close()
-    async with engine(model, root) as process:
+    async with engine(model, root, kv_tokens=pool) as process:
         async with await EngineClient.connect(process.socket) as client:
             assert client.card.boot_id != boot
             left = prompt + whole.tokens[:keep]
@@ -268,8 +281,8 @@ async def kill_and_restore(model: Path, root: Path, prompt: list[int], count: in
             assert (stats["integrity"], stats["quarantined"]) == ("ok", 0)
 
 
-async def test_after_sigkill_the_arena_is_adopted_and_the_stream_goes_on(tiny_path: Path, tmp_path: Path) -> None:
-    await kill_and_restore(tiny_path, tmp_path, PROMPT, 60)
+async def test_after_sigkill_the_arena_is_adopted_and_the_stream_goes_on(talkative: Path, tmp_path: Path) -> None:
+    await kill_and_restore(talkative, tmp_path, PROMPT, 60, other=60_000)
 
 
 @pytest.mark.model

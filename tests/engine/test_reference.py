@@ -102,24 +102,28 @@ def greedy(backend: Any, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def pair(request: pytest.FixtureRequest) -> tuple[Any, Any, dict[str, list[int]]]:
-    from engine.backends.torch_exact import TorchExact
+Pair = tuple[dict[str, Any], Any, dict[str, list[int]]]
 
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """Backends by name, the reference, prompts by name."""
     path = model_path(request.param)
     loaded = load(path)
-    weights = loaded.weights("fp32", models_dir() / "cache")
-    backend = TorchExact(loaded.facts, weights, pool_blocks=16, threads=2)
+    cache = models_dir() / "cache"
+    weights = loaded.weights("fp32", cache)
+    backends = {name: loaded.backend(name, "fp32", 16, cache) for name in ("torch", "cpu")}
     tokenizer, chat = load_chat_format(path)
     prompts = {name: tokenizer.encode(text) for name, text in PROMPTS.items()}
     prompts["chat"] = chat.opening(None) + chat.user("Name three rivers in Europe.") + chat.assistant_open()
-    return backend, reference(loaded.facts, weights.arrays), prompts
+    return backends, reference(loaded.facts, weights.arrays), prompts
 
 
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("name", [*PROMPTS, "chat"])
-def test_greedy_tokens_are_those_of_transformers(pair: tuple[Any, Any, dict[str, list[int]]], name: str) -> None:
-    backend, model, prompts = pair
-    ours = greedy(backend, prompts[name])
+def test_greedy_tokens_are_those_of_transformers(pair: Pair, name: str, backend: str) -> None:
+    backends, model, prompts = pair
+    ours = greedy(backends[backend], prompts[name])
     with torch.inference_mode():
         logits = model(torch.tensor([prompts[name] + ours])).logits[0, len(prompts[name]) - 1 : -1]
     for index, (token, row) in enumerate(zip(ours, logits, strict=True)):

@@ -49,27 +49,28 @@ class Rig:
         ]
 
 
-def make(name: str, dtype: str, tmp: Path) -> Rig:
-    if name.startswith("tiny"):
-        loaded: Loaded = load(write_tiny(tmp / "tiny.gguf", arch=name.removeprefix("tiny-")))
-        return Rig(loaded.backend(dtype, 6 * PAGES), loaded.facts.vocab)
+def make(backend: str, name: str, dtype: str, tmp: Path) -> Rig:
+    if name in TINY:
+        loaded: Loaded = load(write_tiny(tmp / "tiny.gguf", **TINY[name]))
+        return Rig(loaded.backend(backend, dtype, 6 * PAGES), loaded.facts.vocab)
     loaded = load(model_path(name))
-    return Rig(loaded.backend(dtype, 6 * PAGES, models_dir() / "cache"), loaded.facts.vocab)
+    return Rig(loaded.backend(backend, dtype, 6 * PAGES, models_dir() / "cache"), loaded.facts.vocab)
 
 
-CASES = [("tiny-llama", "bf16"), ("tiny-llama", "fp32"), ("tiny-qwen2", "bf16"), ("tiny-qwen2", "fp32")]
-CASES_WITH_MODELS = [
-    *[pytest.param(case, id="-".join(case)) for case in CASES],
-    *[
-        pytest.param((name, dtype), id=f"{name}-{dtype}", marks=pytest.mark.model)
-        for name in MODELS
-        for dtype in ("bf16",)
-    ],
-    pytest.param((MODELS[0], "fp32"), id=f"{MODELS[0]}-fp32", marks=pytest.mark.model),
+TINY: dict[str, dict[str, Any]] = {"tiny-llama": {"arch": "llama"}, "tiny-qwen2": {"arch": "qwen2"}}
+REAL = [(MODELS[0], "bf16"), (MODELS[0], "fp32"), (MODELS[1], "bf16")]
+CASES = [
+    *[(name, dtype, ()) for name in TINY for dtype in ("bf16", "fp32")],
+    *[(name, dtype, (pytest.mark.model,)) for name, dtype in REAL],
+]
+PARAMS = [
+    pytest.param((backend, name, dtype), id=f"{backend}-{name}-{dtype}", marks=marks)
+    for backend in ("torch", "cpu")
+    for name, dtype, marks in CASES
 ]
 
 
-@pytest.fixture(scope="module", params=CASES_WITH_MODELS)
+@pytest.fixture(scope="module", params=PARAMS)
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
     return make(*request.param, tmp_path_factory.mktemp("rig"))
 

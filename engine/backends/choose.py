@@ -1,0 +1,76 @@
+"""Which backend runs a model: the one that was asked for, or the best that this machine can build and run."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.backends.face import Backend
+from engine.errors import BackendUnavailable
+from engine.facts import ModelFacts
+from engine.weights import Weights
+
+BACKENDS = ("auto", "cpu", "torch")
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """`name` is one of BACKENDS. `cache_dir` holds what is built; None: built for this process alone."""
+
+    name: str
+    pool_blocks: int
+    threads: int
+    cache_dir: Path | None
+
+
+def open_backend(
+    settings: BackendSettings, facts: ModelFacts, weights: Weights, progress: Callable[[str, float], None]
+) -> Backend:
+    """Auto takes cpu where it can be built and the processor has vectors for it, else torch, and says why.
+
+    Raises BackendUnavailable where cpu was asked for by name and cannot be had.
+    """
+    if settings.name not in BACKENDS:
+        raise BackendUnavailable(f"there is no backend {settings.name!r}; there are {', '.join(BACKENDS)}")
+    if settings.name != "torch":
+        try:
+            return _cpu(settings, facts, weights, progress)
+        except BackendUnavailable as reason:
+            if settings.name == "cpu":
+                raise BackendUnavailable(f"the cpu backend cannot run here: {reason}") from reason
+            progress(f"the torch backend, as the cpu backend cannot run here: {reason}", 0.0)
+    from engine.backends.torch_exact import TorchExact
+
+    progress("packing", 0.0)
+    return TorchExact(facts, weights, pool_blocks=settings.pool_blocks, threads=settings.threads)
+
+
+def _cpu(
+    settings: BackendSettings, facts: ModelFacts, weights: Weights, progress: Callable[[str, float], None]
+) -> Backend:
+    from engine.backends.cpu import Cpu, unsupported
+    from engine.native import Library, build
+
+    reason = unsupported(facts)
+    if reason is not None:
+        raise BackendUnavailable(reason)
+    with _directory(settings.cache_dir) as directory:
+        built = build(directory, lambda done: progress("building the kernels", done))
+        library = Library(built)
+    if settings.name == "auto" and library.best_instruction_set == "plain":
+        raise BackendUnavailable("the processor has neither AVX-512 nor AVX2")
+    progress("packing", 0.0)
+    return Cpu(facts, weights, library=library, pool_blocks=settings.pool_blocks, threads=settings.threads)
+
+
+@contextlib.contextmanager
+def _directory(cache_dir: Path | None) -> Iterator[Path]:
+    """The cache's directory for builds, or one that lasts until the library is loaded."""
+    if cache_dir is not None:
+        yield cache_dir / "native"
+        return
+    with tempfile.TemporaryDirectory(prefix="tenuto-native-") as directory:
+        yield Path(directory)

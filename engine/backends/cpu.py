@@ -1,0 +1,156 @@
+"""The C++ decoder: one call per step over a mixed batch of prefill and decode.
+
+Bits depend on tokens and positions, on nothing else: every sum runs in one order whatever the number of rows, and
+attention walks pages in position order. The number of threads changes no bit either, so the identity leaves it out.
+"""
+
+from __future__ import annotations
+
+import mmap
+import platform
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from engine.backends.face import Logits, Tile
+from engine.errors import BackendUnavailable
+from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
+from engine.native import Decoder, Library, StepArrays
+from engine.weights import Weights
+
+# A unit u is 4 bytes: two neighbouring bf16 or one fp32. K is [d/u][16] units and V is [16/u][d] units.
+_PAGE_LAYOUT = "layer.kv.head.k:d_u.16.u,v:16_u.d.u"
+_LANES = 16
+_MAX_HEAD_SIZE = 256
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def unsupported(facts: ModelFacts) -> str | None:
+    """Why this backend cannot run a model, or None."""
+    widths = {"hidden size": facts.hidden, "ffn size": facts.ffn, "head size": facts.head_size}
+    for name, width in widths.items():
+        if width % _LANES:
+            return f"it needs a {name} that is a multiple of {_LANES}; this model has {width}"
+    if facts.head_size > _MAX_HEAD_SIZE:
+        return f"it runs head sizes up to {_MAX_HEAD_SIZE}; this model has {facts.head_size}"
+    return None
+
+
+class Cpu:
+    """A llama or qwen2 decoder over one pool of KV pages. See `engine.backends.face.Backend`.
+
+    `isa` is one of INSTRUCTION_SETS; None: the best that the machine has. Raises BackendUnavailable for a shape that it
+    does not run.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        weights: Weights,
+        *,
+        library: Library,
+        pool_blocks: int,
+        threads: int,
+        isa: str | None = None,
+    ) -> None:
+        reason = unsupported(facts)
+        if reason is not None:
+            raise BackendUnavailable(reason)
+        chosen = isa or library.best_instruction_set
+        self._facts = facts
+        self._pool_blocks = pool_blocks
+        self._identity = identity(weights.dtype, chosen, library.key)
+        self._page_bytes = facts.page_bytes(weights.dtype)
+        self._memory = mmap.mmap(-1, pool_blocks * self._page_bytes)  # aligned to a page of the system, and zero
+        self._bytes = memoryview(self._memory)
+        self._pool = np.frombuffer(self._memory, np.uint8)
+        self._unit = 1 if weights.dtype == "fp32" else 2
+        cos, sin = _rope_table(facts)
+        self._positions = len(cos)
+        arrays = {**weights.arrays, "cos": cos, "sin": sin}
+        self._decoder = Decoder(library, facts, weights.dtype, arrays, chosen, threads)
+
+    @property
+    def identity(self) -> BackendIdentity:
+        return self._identity
+
+    def page(self, block: int) -> memoryview:
+        return self._bytes[block * self._page_bytes : (block + 1) * self._page_bytes]
+
+    def zero(self, block: int) -> None:
+        self._page_array(block)[:] = 0
+
+    def copy_rows(self, source: int, target: int, rows: int) -> None:
+        page = self._page_array(target)
+        page[:] = self._page_array(source)
+        self._clear_from(page, rows)
+
+    def snapshot(self, block: int, rows: int) -> bytes:
+        if rows == PAGE_SIZE:
+            return bytes(self.page(block))
+        page = self._page_array(block).copy()
+        self._clear_from(page, rows)
+        return page.tobytes()
+
+    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+        step = self._step(tiles)
+        self._decoder.run(self._pool.ctypes.data, step)
+        rows = iter(step.logits)
+        return [next(rows) if tile.wants_logits else None for tile in tiles]
+
+    def _step(self, tiles: Sequence[Tile]) -> StepArrays:
+        """The tiles as arrays, checked: the decoder itself checks nothing."""
+        facts = self._facts
+        counts = np.array([(len(tile.tokens), len(tile.blocks), tile.row) for tile in tiles], np.int32).reshape(-1, 3)
+        rows, pages, page_rows = counts.T
+        ends, block_ends = np.cumsum(rows), np.cumsum(pages)
+        tokens = np.fromiter(chain.from_iterable(tile.tokens for tile in tiles), np.int32)
+        blocks = np.fromiter(chain.from_iterable(tile.blocks for tile in tiles), np.int32)
+        described = np.stack([ends - rows, rows, page_rows, pages, block_ends - pages], axis=1, dtype=np.int32)
+        wanted = np.flatnonzero([tile.wants_logits for tile in tiles])
+        assert rows.min() > 0
+        assert page_rows.min() >= 0
+        assert (page_rows + rows).max() <= PAGE_SIZE
+        assert (pages * PAGE_SIZE).max() <= self._positions
+        assert 0 <= tokens.min() <= tokens.max() < facts.vocab
+        assert 0 <= blocks.min() <= blocks.max() < self._pool_blocks
+        logits = np.empty((len(wanted), facts.vocab), np.float32)
+        return StepArrays(tokens, blocks, described, (ends[wanted] - 1).astype(np.int32), logits)
+
+    def _page_array(self, block: int) -> Array:
+        return self._pool[block * self._page_bytes : (block + 1) * self._page_bytes]
+
+    def _clear_from(self, page: Array, row: int) -> None:
+        """Zero the rows from `row` on of a page given as bytes."""
+        facts, u = self._facts, self._unit
+        elements = page.view(np.uint16 if u == 2 else np.uint32).reshape(facts.layers, 2, facts.kv_heads, -1)
+        keys = elements[:, 0].reshape(facts.layers, facts.kv_heads, facts.head_size // u, PAGE_SIZE, u)
+        values = elements[:, 1].reshape(facts.layers, facts.kv_heads, PAGE_SIZE // u, facts.head_size, u)
+        assert np.shares_memory(keys, page)
+        assert np.shares_memory(values, page)
+        keys[:, :, :, row:] = 0
+        for at in range(row, PAGE_SIZE):
+            values[:, :, at // u, :, at % u] = 0
+
+
+def identity(dtype: str, instruction_set: str, key: str) -> BackendIdentity:
+    """What this backend would be called on this machine."""
+    return BackendIdentity(
+        backend="cpu",
+        mode="exact",
+        dtype=dtype,
+        page_layout=_PAGE_LAYOUT,
+        instruction_set=f"{platform.machine()}/{instruction_set}",
+        threads=0,
+        version=key,
+    )
+
+
+def _rope_table(facts: ModelFacts) -> tuple[Array, Array]:
+    """cos and sin, each [context rounded up to a page, d/2], computed in float64 and kept in fp32."""
+    positions = np.arange(-(-facts.context // PAGE_SIZE) * PAGE_SIZE, dtype=np.float64) / facts.rope_scale
+    inverse = facts.rope_base ** (-np.arange(0, facts.head_size, 2, dtype=np.float64) / facts.head_size)
+    angles = positions[:, None] * inverse[None, :]
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
