@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.catalogue import CatalogueEntry, models, pull, resolve
-from engine.client import Done, EngineClient, Event, KvReceipt, KvState, Prefill, Tokens
+from engine.client import Done, EngineClient, Event, KvReceipt, KvState, Preempted, Prefill, Resumed, Tokens
 from engine.errors import (
     REQUEST_CODES,
     BackendUnavailable,
@@ -55,8 +55,10 @@ __all__ = [
     "ModelFileError",
     "ModelNotPulled",
     "PageError",
+    "Preempted",
     "Prefill",
     "RequestError",
+    "Resumed",
     "Sampling",
     "TemplateError",
     "Tokens",

@@ -28,6 +28,25 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class Preempted:
+    """The pool was short: the generation waits, its pages on their way to the host tier. `tokens` had their KV."""
+
+    pages: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A preempted generation goes on; where its KV came from, in tokens, as in Prefill."""
+
+    device: int
+    host: int
+    nvme: int
+    recomputed: int
+    computed: int
+
+
+@dataclass(frozen=True)
 class Tokens:
     ids: tuple[int, ...]
 
@@ -67,7 +86,13 @@ class KvState:
     keys: tuple[str, ...]
 
 
-Event = Prefill | Tokens | Done
+_EVENTS: dict[str, type[Prefill | Preempted | Resumed | Done]] = {
+    "prefill": Prefill,
+    "preempted": Preempted,
+    "resumed": Resumed,
+    "done": Done,
+}
+Event = Prefill | Tokens | Preempted | Resumed | Done
 
 
 class EngineClient:
@@ -145,7 +170,8 @@ class EngineClient:
         known_tokens: int = 0,
         kv_source: str = "any",
     ) -> AsyncIterator[Event]:
-        """One Prefill, then Tokens as they come, then one Done. Leaving the iteration early cancels the generation.
+        """One Prefill, then Tokens as they come, then one Done; Preempted and Resumed may come between them. Leaving
+        the iteration early cancels the generation.
 
         replay: trailing tokens of `token_ids` that belong to this same generation (it is being resumed).
         known_tokens: how many tokens of this session once had their KV computed; what is missing of them counts as
@@ -301,9 +327,8 @@ def _event(frame: dict[str, Any]) -> Event:
     kind = _checked(frame)["type"]
     if kind == "tokens":
         return Tokens(tuple(frame["ids"]))
-    if kind == "prefill":
-        return Prefill(**{name: frame[name] for name in Prefill.__dataclass_fields__})
-    return Done(**{name: frame[name] for name in Done.__dataclass_fields__})
+    shape = _EVENTS[kind]
+    return shape(**{name: frame[name] for name in shape.__dataclass_fields__})
 
 
 def _receipt(frame: dict[str, Any]) -> KvReceipt:

@@ -9,37 +9,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from engine.backends.face import Backend, Logits, Tile
 from engine.constraint import Constraint
-from engine.errors import RequestError
-from engine.facts import PAGE_SIZE
-from engine.request import GenerateSpec, Limits, Phase, Request, admit_spec
+from engine.errors import PageError, RequestError
+from engine.live import Live, Sink, account, done_frame, tiles_of
+from engine.metrics import Metrics
+from engine.request import GenerateSpec, Limits, Phase, admit_spec
 from engine.restore import Fetched, Search, adopt, fetch, missing, search
 from engine.sampler import sample
-from engine.scheduler import Plan, Scheduler, Work
+from engine.scheduler import Plan, Scheduler
 from engine.store import KvStore, salt_id
 
-Frame = dict[str, Any]
-Sink = Callable[[Frame], None]
 RESTORE_DEADLINE_S = 10.0
-
-
-@dataclass
-class Live:
-    """A request with its listener, grammar, and clock readings in seconds."""
-
-    request: Request
-    sink: Sink
-    constraint: Constraint | None
-    submitted_s: float
-    search: Search | None = None
-    restore_until_s: float = 0.0
-    running_s: float = 0.0
-    first_token_s: float = 0.0
 
 
 class EngineCore:
@@ -53,16 +37,19 @@ class EngineCore:
         limits: Limits,
         eos: tuple[int, ...],
         inbox: queue.SimpleQueue[Callable[[], object]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.scheduler = scheduler
         self.limits = limits
+        self.metrics = Metrics()
         self.steps = 0
         self.fault: BaseException | None = None
         self.timers: list[Callable[[float], float | None]] = []  # each gives the seconds until it is next due
         self._backend = backend
         self._eos = frozenset(eos)
         self._inbox = inbox
+        self._clock = clock
         self._live: dict[str, Live] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
@@ -95,7 +82,8 @@ class EngineCore:
             raise RequestError("duplicate_request", f"request {spec.request_id!r} is already running")
         request.root = self.store.root(spec.salt)
         self.store.sessions.open(spec.session, salt_id(spec.salt), request.root).nvme_due_s = None
-        self._live[spec.request_id] = Live(request, sink, constraint, time.monotonic())
+        now = self._clock()
+        self._live[spec.request_id] = Live(request, sink, constraint, submitted_s=now, queued_s=now)
         self.scheduler.add(request)
 
     def cancel(self, request_id: str) -> bool:
@@ -113,9 +101,21 @@ class EngineCore:
             self._end(live, "cancelled")
         return len(running)
 
-    def room_pages(self) -> int:
-        """Pages that neither running requests nor pins have a claim on."""
-        return self.store.pool.total - self.scheduler.reserved_pages - self.store.pinned_pages
+    def check_integrity(self) -> None:
+        """Raise PageError unless every reference to a page has a holder that is known, and none is missing.
+
+        Between turns only.
+        """
+        pool = self.store.pool
+        pool.check_integrity()
+        held = [block for live in self._live.values() for block in live.request.blocks]
+        held += [b for live in self._live.values() if live.search is not None for b in live.search.held.values()]
+        held += [block for record in self.store.sessions.all() for block in record.pinned_blocks]
+        counted = Counter(held)
+        if any(pool.refs(block) != counted[block] for block in range(pool.total)):
+            raise PageError("the references to some page are not those of its holders")
+        if {id(live.request) for live in self._live.values()} != {id(r) for r in self.scheduler.requests()}:
+            raise PageError("the scheduler and the core do not know the same requests")
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -125,27 +125,37 @@ class EngineCore:
                 self._take_commands(self._patience())
                 if self._stopping:
                     return
-                self._turn()
+                self.turn()
         except BaseException as error:
             self.fault = error
             raise
         finally:
             self._close()
 
-    def _turn(self) -> None:
-        now = time.monotonic()
+    def turn(self) -> None:
+        """One round: give up restores that are overdue, copy a slice out, plan, step."""
+        now = self._clock()
         for live in [x for x in self._live.values() if x.search is not None and x.restore_until_s < now]:
             self.store.counters.restore_timeouts += 1
             self._restored(live, live.search, None)
         if self.store.copies is not None:
             self.store.copies.pump()
-        plan = self.scheduler.schedule(self.store.pinned_pages)
-        if plan.unpin_pages:
-            self.store.break_pins(plan.unpin_pages)
+        plan = self._plan()
         for request in plan.admit:
             self._begin(self._live[request.spec.request_id])
         if plan.work:
             self._step(plan)
+
+    def _plan(self) -> Plan:
+        """The next step, after what must give way for it has given way. Every round takes away pins or a request."""
+        while True:
+            plan = self.scheduler.schedule(self.store.pinned_pages)
+            if plan.unpin_pages:
+                self.store.break_pins(plan.unpin_pages)
+            elif plan.preempt is not None:
+                self._preempt(self._live[plan.preempt.spec.request_id])
+            else:
+                return plan
 
     def _take_commands(self, patience_s: float | None) -> None:
         try:
@@ -160,7 +170,7 @@ class EngineCore:
 
     def _patience(self) -> float | None:
         """Seconds to wait for a command: none while there is work, for ever when there is nothing."""
-        now = time.monotonic()
+        now = self._clock()
         dues = [due for due in (timer(now) for timer in self.timers) if due is not None]
         copying = self.store.copies is not None and self.store.copies.ready
         if copying or any(live.request.phase is Phase.RUNNING for live in self._live.values()):
@@ -175,13 +185,16 @@ class EngineCore:
     def _begin(self, live: Live) -> None:
         """Find what the prompt already has; ask the tiers for the rest."""
         request, store = live.request, self.store
-        found = search(request, store.pool)
+        live.admitted_s = self._clock()
+        self.metrics.queue_s.observe(live.admitted_s - live.queued_s)
+        found = search(request, store.pool, [x.request for x in self._live.values()])
+        request.claimed_pages = len(found.held)
         live.search = found
         stack = store.stack
         if stack is None or not missing(found):
             self._restored(live, found, None)
             return
-        live.restore_until_s = time.monotonic() + RESTORE_DEADLINE_S
+        live.restore_until_s = live.admitted_s + RESTORE_DEADLINE_S
         store.lanes.read(lambda: fetch(stack, found), lambda fetched: self._restored(live, found, fetched))
 
     def _restored(self, live: Live, found: Search | None, fetched: Fetched | None) -> None:
@@ -191,42 +204,61 @@ class EngineCore:
         request = live.request
         live.search = None
         sources = adopt(request, found, fetched or Fetched({}), self.store)
-        prompt = len(request.tokens)
-        known = min(request.spec.known_tokens, prompt)
-        recomputed = max(0, known - sources.total)
-        counters = self.store.counters
-        counters.prefix_hit_tokens += sources.device
-        counters.restored_host_tokens += sources.host
-        counters.restored_nvme_tokens += sources.nvme
-        counters.recomputed_tokens += recomputed
-        counters.computed_tokens += prompt - sources.total - recomputed
-        live.running_s = time.monotonic()
+        kind = "resumed" if live.running_s else "prefill"
+        live.running_s = self._clock()
+        self.metrics.restore_s.observe(live.running_s - live.admitted_s)
         request.phase = Phase.RUNNING
+        kind = "resumed" if live.latest_token_s else "prefill"
         live.sink(
-            {
-                "type": "prefill",
-                "request_id": request.spec.request_id,
-                "device": sources.device,
-                "host": sources.host,
-                "nvme": sources.nvme,
-                "recomputed": recomputed,
-                "computed": prompt - sources.total - recomputed,
-            }
+            {"type": kind, "request_id": request.spec.request_id, **account(request, sources, self.store.counters)}
         )
+
+    def _preempt(self, live: Live) -> None:
+        """Send a request back to the queue, its pages to the host tier, and say so."""
+        request, counters = live.request, self.store.counters
+        self._drop_search(live)
+        was_running = request.phase is Phase.RUNNING
+        tokens = request.computed
+        pages = self.store.swap_out(request)
+        self.scheduler.send_back(request)
+        live.queued_s = self._clock()
+        request.preemptions += 1
+        counters.preemptions += 1
+        counters.swapped_pages += pages
+        if was_running:
+            name = request.spec.request_id
+            live.sink({"type": "preempted", "request_id": name, "pages": pages, "tokens": tokens})
+
+    def _drop_search(self, live: Live) -> None:
+        if live.search is not None:
+            self.store.pool.release(live.search.held.values())
+            live.search.held.clear()
+            live.search = None
 
     def _step(self, plan: Plan) -> None:
         tiles: list[Tile] = []
         for work in plan.work:
             self.store.grow(work.request, work.start + work.count)
-            tiles += _tiles(work)
+            tiles += tiles_of(work)
+        started_s = self._clock()
         logits = iter([row for row in self._backend.forward(tiles) if row is not None])
-        self.steps += 1
+        self._measure(plan, self._clock() - started_s)
         for work in plan.work:
             request = work.request
             request.computed = work.start + work.count
             self.store.filled(request, request.spec.salt)
             if work.samples:
                 self._sample(self._live[request.spec.request_id], next(logits))
+
+    def _measure(self, plan: Plan, step_s: float) -> None:
+        self.steps += 1
+        self.metrics.step_s.observe(step_s)
+        decoding = sum(work.count == 1 for work in plan.work)
+        prefill = sum(work.count for work in plan.work if work.count > 1)
+        if decoding:
+            self.metrics.batch.observe(decoding)
+        if prefill:
+            self.metrics.prefill_tokens.observe(prefill)
 
     def _sample(self, live: Live, logits: Logits) -> None:
         request = live.request
@@ -240,8 +272,7 @@ class EngineCore:
         if live.constraint is not None and not live.constraint.accept(token):
             self._end(live, "grammar")
             return
-        if not request.generated:
-            live.first_token_s = time.monotonic()
+        self._clock_token(live)
         request.tokens.append(token)
         live.sink({"type": "tokens", "request_id": request.spec.request_id, "ids": [token]})
         if token in self._eos:
@@ -249,15 +280,22 @@ class EngineCore:
         elif len(request.tokens) >= request.limit:
             self._end(live, "length")
 
+    def _clock_token(self, live: Live) -> None:
+        now = self._clock()
+        if live.latest_token_s:
+            self.metrics.inter_token_s.observe(now - live.latest_token_s)
+        else:
+            live.first_token_s = now
+            self.metrics.first_token_s.observe(now - live.submitted_s)
+        live.latest_token_s = now
+
     def _end(self, live: Live, reason: str) -> None:
         request = live.request
         self._live.pop(request.spec.request_id, None)
         self.scheduler.remove(request)
-        if live.search is not None:
-            self.store.pool.release(live.search.held.values())
-            live.search = None
+        self._drop_search(live)
         self.store.retire(request)
-        live.sink(_done(live, reason))
+        live.sink(done_frame(live, reason, self._clock()))
 
     def _stop(self) -> None:
         self._stopping = True
@@ -274,32 +312,3 @@ class EngineCore:
                 }
             )
         self._live.clear()
-
-
-def _tiles(work: Work) -> list[Tile]:
-    """The tiles of one piece of work, cut at page boundaries; the last one is sampled from if the work samples."""
-    tiles = []
-    at, end = work.start, work.start + work.count
-    tokens, blocks = work.request.tokens, work.request.blocks
-    while at < end:
-        page = at // PAGE_SIZE
-        stop = min(end, (page + 1) * PAGE_SIZE)
-        last = work.samples and stop == end
-        tiles.append(Tile(tuple(blocks[: page + 1]), at % PAGE_SIZE, tuple(tokens[at:stop]), last))
-        at = stop
-    return tiles
-
-
-def _done(live: Live, reason: str) -> Frame:
-    now = time.monotonic()
-    request = live.request
-    first = live.first_token_s
-    return {
-        "type": "done",
-        "request_id": request.spec.request_id,
-        "finish_reason": reason,
-        "generated": request.generated,
-        "ttft_ms": round(1e3 * (first - live.submitted_s), 3) if first else None,
-        "prefill_ms": round(1e3 * (first - live.running_s), 3) if first else None,
-        "decode_ms": round(1e3 * (now - first), 3) if first else None,
-    }

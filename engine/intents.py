@@ -65,7 +65,7 @@ class Intents:
     # -- intents --------------------------------------------------------------------------------------------------
 
     def _pin(self, record: SessionKv, answer: Callable[..., None]) -> None:
-        room = len(record.pinned_blocks) + max(0, self._core.room_pages())
+        room = len(record.pinned_blocks) + self._core.scheduler.spare_pages
         held = self._store.pin(record, room)
         short = len(record.keys) - held
         size = held * self._store.page_bytes
@@ -170,7 +170,7 @@ class Intents:
             brought = self._place(record, fetched or Fetched({}))
             short = sum(store.pool.find(key) is None for key in record.keys)
             if record.pinned:
-                store.pin(record, len(record.pinned_blocks) + max(0, self._core.room_pages()))
+                store.pin(record, len(record.pinned_blocks) + self._core.scheduler.spare_pages)
             here, size = len(record.keys) - short, brought * store.page_bytes
             if short:
                 respond(
@@ -193,7 +193,7 @@ class Intents:
             page = fetched.pages.get(key)
             if page is None or store.pool.find(key) is not None:
                 continue
-            if self._core.room_pages() <= 0 or store.pool.available == 0:
+            if self._core.scheduler.spare_pages == 0:
                 break
             rows = min(PAGE_SIZE, len(record.tokens) - index * PAGE_SIZE)
             store.pool.release([store.load_as(key, page, rows, record.salt_id)])

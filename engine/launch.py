@@ -90,9 +90,10 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     stack = _open_tiers(settings, mark, facts.page_bytes(settings.dtype))
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     lanes = Lanes(inbox.put)
-    store = KvStore(backend, PagePool(blocks), stack, lanes, mark, facts.page_bytes(settings.dtype))
+    pool = PagePool(blocks)
+    store = KvStore(backend, pool, stack, lanes, mark, facts.page_bytes(settings.dtype))
     limits = Limits(facts.context, facts.vocab, blocks * PAGE_SIZE)
-    core = EngineCore(backend, store, Scheduler(blocks), limits, tokenizer.eos_token_ids, inbox)
+    core = EngineCore(backend, store, Scheduler(pool), limits, tokenizer.eos_token_ids, inbox)
     card = ModelCard(
         model=settings.model.stem,
         fingerprint=mark.hex(),

@@ -76,6 +76,11 @@ class PagePool:
         """The block that holds the page of this key, without touching it."""
         return self._block_of.get(key)
 
+    def is_held(self, key: bytes) -> bool:
+        """Whether somebody holds the page of this key."""
+        block = self._block_of.get(key)
+        return block is not None and self._refs[block] > 0
+
     def is_clean(self, key: bytes) -> bool:
         block = self._block_of.get(key)
         return block is not None and block in self._clean
@@ -107,6 +112,12 @@ class PagePool:
             self._idle_dirty.pop(block, None)
             self._refs[block] += 1
         return block
+
+    def share(self, block: int) -> None:
+        """One more reference to a block that somebody holds, whether it has a key or not."""
+        if self._refs[block] < 1:
+            raise PageError(f"block {block} is shared, but nobody holds it")
+        self._refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give one reference back per block. Raises PageError on a block that nobody holds."""

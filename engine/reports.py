@@ -69,7 +69,9 @@ class Reports:
         facts: dict[str, Any] = {
             "pool": asdict(store.pool.counts()),
             "pinned_pages": store.pinned_pages,
-            "reserved_pages": core.scheduler.reserved_pages,
+            "owed_pages": core.scheduler.owed_pages,
+            "waste": asdict(store.waste(core.scheduler.requests())),
+            "metrics": core.metrics.as_message(),
             "waiting": core.scheduler.waiting,
             "running": core.scheduler.admitted,
             "sessions": len(store.sessions),
@@ -77,7 +79,7 @@ class Reports:
             "counters": {**asdict(store.counters), "copied_out": store.copies.stored_pages if store.copies else 0},
             "io_failures": store.lanes.failures,
         }
-        faults = [_fault(store.pool.check_integrity)]
+        faults = [_fault(core.check_integrity)]
 
         def counted(result: tuple[dict[str, Any], str | None] | None) -> None:
             tiers, fault = result or ({}, "the tiers did not answer")

@@ -9,14 +9,18 @@ from typing import Any
 
 from engine.errors import RequestError
 from engine.facts import PAGE_SIZE
+from engine.pages import PagePool
+from kvtier import page_keys
 
 MAX_ID_CHARS = 200
 
 
 class Phase(enum.StrEnum):
-    """waiting -> restoring -> running -> ended; any phase may end."""
+    """waiting -> restoring -> running -> ended, and from restoring or running to preempted, which is waiting again; any
+    phase may end."""
 
     WAITING = "waiting"
+    PREEMPTED = "preempted"
     RESTORING = "restoring"
     RUNNING = "running"
     ENDED = "ended"
@@ -65,12 +69,17 @@ class Request:
     spec: GenerateSpec
     limit: int  # prompt and generated tokens together never exceed it
     arrival: int = 0
+    overtaken: int = 0  # by how many later arrivals, while it waited
+    passed_over: int = 0  # steps since it last had a share of the prefill budget
+    preemptions: int = 0
+    claimed_pages: int = 0  # held for it while it is being restored
     phase: Phase = Phase.WAITING
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     root: bytes = b""
     keys: list[bytes] = field(default_factory=list)  # of whole computed pages
     computed: int = 0
+    _chain: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.spec.token_ids)
@@ -89,14 +98,28 @@ class Request:
         return len(self.tokens) - self.computed
 
     @property
-    def decoding(self) -> bool:
-        """All but the newest token has its KV: one token per step from here."""
-        return self.generated > 0
+    def returning(self) -> bool:
+        """Whether its session was here before: it comes back from a tool, or from its user."""
+        return self.spec.known_tokens > 0
 
     @property
-    def pages_needed(self) -> int:
-        """Pages this request may ever hold; one more for the copy of a shared page."""
-        return -(-self.limit // PAGE_SIZE) + 1
+    def uses_kv(self) -> bool:
+        """Whether pages may be found for it. What it computed itself it may always have back."""
+        return self.spec.use_kv or self.preemptions > 0
+
+    def known_keys(self) -> list[bytes]:
+        """Keys of the whole pages that admission may find for its tokens."""
+        if not self.uses_kv:
+            return []
+        whole = len(self.tokens) // PAGE_SIZE
+        if len(self._chain) != whole:
+            self._chain = page_keys(self.root, self.tokens[: whole * PAGE_SIZE], PAGE_SIZE) if whole else []
+        return self._chain
+
+    def writes_shared(self, pool: PagePool) -> bool:
+        """Whether its next token goes into a page that others hold too, and must be copied first."""
+        page = self.computed // PAGE_SIZE
+        return page < len(self.blocks) and pool.refs(self.blocks[page]) > 1
 
 
 def admit_spec(spec: GenerateSpec, limits: Limits) -> Request:

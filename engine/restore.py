@@ -7,6 +7,7 @@ found    |  device  | host | nvme | hole: everything from here is computed
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -87,11 +88,12 @@ def chain(root: bytes, tokens: list[int] | tuple[int, ...]) -> Search:
     return Search(keys, root, tuple(tokens))
 
 
-def search(request: Request, pool: PagePool) -> Search:
-    """Find and hold everything of the prompt that is on the device."""
-    found = chain(request.root, request.tokens)
-    if not request.spec.use_kv:
+def search(request: Request, pool: PagePool, running: Iterable[Request] = ()) -> Search:
+    """Find and hold everything of the prompt that is on the device, the last page of a running request included: who
+    sends the same prompt, or a longer one, forks it without a copy."""
+    if not request.uses_kv:
         return Search()
+    found = Search(request.known_keys(), request.root, tuple(request.tokens))
     for key in found.keys:
         block = pool.acquire(key)
         if block is not None:
@@ -103,7 +105,34 @@ def search(request: Request, pool: PagePool) -> Search:
             found.held[tail.key] = block
             found.tail = tail
             break
+    _share_running(found, leading, pool, running)
     return found
+
+
+def _share_running(found: Search, page: int, pool: PagePool, running: Iterable[Request]) -> None:
+    """Hold the partial page of a running request where it has more of the prompt than was found there."""
+    rows = found.tokens[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]
+    for request in running:
+        at_page = request.root == found.root and len(request.keys) == page and len(request.blocks) > page
+        if not at_page or request.keys[-1:] != found.keys[max(0, page - 1) : page]:
+            continue
+        theirs = request.tokens[page * PAGE_SIZE : request.computed]
+        count = min(_common(rows, theirs), PAGE_SIZE - 1)
+        if count <= (found.tail.rows if found.tail is not None else 0):
+            continue
+        if found.tail is not None:
+            pool.release([found.held.pop(found.tail.key)])
+        parent = found.keys[page - 1] if page else found.root
+        found.tail = Tail(page, count, next_key(parent, rows[:count]))
+        found.held[found.tail.key] = request.blocks[page]
+        pool.share(request.blocks[page])
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    for count, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return count
+    return min(len(left), len(right))
 
 
 def missing(found: Search) -> bool:
@@ -172,9 +201,7 @@ def _adopt_tail(request: Request, found: Search, fetched: Fetched, home: PageHom
         _count(sources, page.tier, tail.rows)
         request.computed += tail.rows
     elif found.tail is not None and found.tail.page == hole:
-        block = found.held.pop(found.tail.key)
-        # copy on write: into a page that others hold, nothing is written
-        request.blocks.append(block if home.pool.refs(block) == 1 else home.copy(block, found.tail.rows))
+        request.blocks.append(found.held.pop(found.tail.key))
         sources.device += found.tail.rows
         request.computed += found.tail.rows
 

@@ -1,8 +1,16 @@
 """Who runs in the next step. Pure policy: no torch, no clock, no I/O.
 
-Admission reserves every page that a request may ever need, so an admitted request always ends: no set of waiting
-requests can hold what another of them waits for. Order is arrival, with a head start for sessions that come back from
-a tool; the head start is finite, so at most RETURN_HEAD_START later arrivals overtake anyone.
+A request is admitted when the pages of the tokens that it has are there; it grows a page at a time from then on. What
+the admitted ones are still owed for the tokens they have never exceeds what the pool can give: when it would, pins
+give way first, then the request that arrived last goes back to the queue with its pages in the host tier. The oldest
+admitted request is never sent back and fits the pool alone, so someone always ends and nobody waits for ever.
+
+    pool   |<- held by requests ->|<- pins ->|<----------- available (free and cached) ----------->|
+                                             |<- owed to admitted ->|<- growth ->|<-- the next one ->|
+
+Order of admission: the tenant that was served least; within it those that were sent back, then sessions that return
+from a tool, then the rest, each in order of arrival. Whoever was overtaken OVERTAKEN_AT_MOST times by later arrivals
+goes before all of these.
 """
 
 from __future__ import annotations
@@ -10,18 +18,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.facts import PAGE_SIZE
+from engine.fairness import Fairness
+from engine.pages import PagePool
 from engine.request import Phase, Request
 
-RETURN_HEAD_START = 8
+OVERTAKEN_AT_MOST = 16
+PASSED_OVER_AT_MOST = 16
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Per step, in page tiles of 16 tokens. A decoding request takes one tile. Prefill gets the second figure when
-    nobody is decoding, the first when someone is, so that a long prompt does not stall the others' streams."""
+    """Tokens of prefill in one step: the first figure beside requests that decode, so that a long prompt does not
+    stall their streams, the second when nobody decodes. `running`: most requests admitted at once.
+    """
 
-    prefill_tiles_beside_decode: int = 4
-    prefill_tiles_alone: int = 16
+    prefill_beside_decode: int = 16
+    prefill_alone: int = 256
     running: int = 32
 
 
@@ -37,30 +49,32 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step. `unpin_pages`: pages that pins must give back before the first waiting request can ever run."""
+    """One step. With `unpin_pages` or `preempt` there is nothing else in it: that comes first, then a new plan.
 
-    admit: tuple[Request, ...]
-    work: tuple[Work, ...]
+    unpin_pages: pages that pins must give back
+    preempt:     the request that must give its pages back and wait
+    """
+
+    admit: tuple[Request, ...] = ()
+    work: tuple[Work, ...] = ()
     unpin_pages: int = 0
+    preempt: Request | None = None
 
     @property
     def idle(self) -> bool:
-        return not (self.admit or self.work or self.unpin_pages)
+        return not (self.admit or self.work or self.unpin_pages or self.preempt)
 
 
 class Scheduler:
     """Not thread-safe: one thread schedules."""
 
-    def __init__(self, pool_pages: int, budget: Budget = Budget()) -> None:
-        self._pool_pages = pool_pages
+    def __init__(self, pool: PagePool, budget: Budget = Budget()) -> None:
+        self._pool = pool
         self._budget = budget
         self._waiting: list[Request] = []
         self._admitted: list[Request] = []
+        self._fairness = Fairness()
         self._arrivals = 0
-
-    @property
-    def reserved_pages(self) -> int:
-        return sum(request.pages_needed for request in self._admitted)
 
     @property
     def waiting(self) -> int:
@@ -70,57 +84,140 @@ class Scheduler:
     def admitted(self) -> int:
         return len(self._admitted)
 
+    @property
+    def owed_pages(self) -> int:
+        """Pages that admitted requests do not hold yet and need for the tokens that they have."""
+        return sum(map(self._owed, self._admitted))
+
+    @property
+    def spare_pages(self) -> int:
+        """Pages that could be pinned, or filled ahead of need, without taking anything from admitted requests."""
+        return max(0, self._pool.available - self.owed_pages - self.admitted)
+
     def requests(self) -> list[Request]:
         return [*self._admitted, *self._waiting]
 
     def add(self, request: Request) -> None:
         self._arrivals += 1
-        request.arrival = self._arrivals - (RETURN_HEAD_START if request.spec.known_tokens else 0)
+        request.arrival = self._arrivals
         self._waiting.append(request)
-        self._waiting.sort(key=lambda r: r.arrival)
+        self._fairness.enter(request.spec.salt)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that has ended, whatever its phase; its reservation ends with it."""
+        """Take out a request that has ended, whatever its phase."""
         request.phase = Phase.ENDED
-        self._waiting = [r for r in self._waiting if r is not request]
-        self._admitted = [r for r in self._admitted if r is not request]
+        if _take(self._waiting, request) or _take(self._admitted, request):
+            self._fairness.leave(request.spec.salt)
+
+    def send_back(self, request: Request) -> None:
+        """Let an admitted request wait again; its pages are no longer its own."""
+        _take(self._admitted, request)
+        request.phase = Phase.PREEMPTED
+        self._waiting.append(request)
 
     def schedule(self, pinned_pages: int = 0) -> Plan:
         """The next step. Admitted requests are in phase restoring; the caller moves them to running."""
+        short = self.owed_pages - self._pool.available
+        if short > 0:
+            if pinned_pages:
+                return Plan(unpin_pages=short)
+            return Plan(preempt=max(self._admitted, key=lambda r: r.arrival))
         admit, unpin = self._admit(pinned_pages)
-        running = [r for r in self._admitted if r.phase is Phase.RUNNING]
-        decode = [Work(r, r.computed, 1, True) for r in running if r.decoding]
-        budget = self._budget
-        tiles = budget.prefill_tiles_beside_decode if decode else budget.prefill_tiles_alone
-        work = [*decode]
-        for request in running:
-            if request.decoding or tiles <= 0:
-                continue
-            piece = _chunk(request, tiles)
-            tiles -= _tiles(piece)
-            work.append(piece)
-        return Plan(tuple(admit), tuple(work), unpin)
+        if unpin:
+            return Plan(unpin_pages=unpin)
+        return Plan(tuple(admit), tuple(self._work()))
+
+    # -- admission ------------------------------------------------------------------------------------------------
 
     def _admit(self, pinned_pages: int) -> tuple[list[Request], int]:
+        """Requests to admit; or, with nobody admitted and pins in the way of the first, pages to unpin."""
         admitted: list[Request] = []
+        room = self._pool.available - self.owed_pages
         while self._waiting and len(self._admitted) < self._budget.running:
-            head = self._waiting[0]
-            room = self._pool_pages - self.reserved_pages - pinned_pages
-            if head.pages_needed > room:
-                short = head.pages_needed - room
-                return admitted, (short if not self._admitted and pinned_pages else 0)
-            self._waiting.pop(0)
+            head = self._first_waiting()
+            need = self._need(head)
+            growth = len(self._admitted)  # a page each, or the next token would send someone back
+            if need > room - growth:
+                return admitted, (need - room if not self._admitted and pinned_pages else 0)
+            room -= need
+            self._overtake(head)
+            _take(self._waiting, head)
             head.phase = Phase.RESTORING
             self._admitted.append(head)
             admitted.append(head)
         return admitted, 0
 
+    def _first_waiting(self) -> Request:
+        overdue = [r for r in self._waiting if r.overtaken >= OVERTAKEN_AT_MOST]
+        if overdue:
+            return min(overdue, key=lambda r: r.arrival)
+        return min(self._waiting, key=lambda r: (self._fairness.served(r.spec.salt), _rank(r)))
 
-def _chunk(request: Request, tiles: int) -> Work:
-    """The next tokens, up to a page boundary `tiles` pages on."""
-    end = min(len(request.tokens), (request.computed // PAGE_SIZE + tiles) * PAGE_SIZE)
+    def _overtake(self, head: Request) -> None:
+        for request in self._waiting:
+            request.overtaken += request.arrival < head.arrival
+
+    def _need(self, request: Request) -> int:
+        """Pages that admission takes out of the available ones: those of its tokens but for pages that others hold
+        already, and one for the copy of a shared page."""
+        shared = sum(self._pool.is_held(key) for key in request.known_keys())
+        return _pages(len(request.tokens)) + 1 - shared
+
+    def _owed(self, request: Request) -> int:
+        if request.phase is Phase.RESTORING:
+            return max(0, _pages(len(request.tokens)) + 1 - request.claimed_pages)
+        growth = max(0, _pages(len(request.tokens)) - len(request.blocks))
+        return growth + request.writes_shared(self._pool)
+
+    # -- work -----------------------------------------------------------------------------------------------------
+
+    def _work(self) -> list[Work]:
+        running = [r for r in self._admitted if r.phase is Phase.RUNNING]
+        work = [Work(r, r.computed, 1, True) for r in running if r.pending == 1]
+        budget = self._budget
+        tokens = budget.prefill_beside_decode if work else budget.prefill_alone
+        for request in sorted((r for r in running if r.pending > 1), key=_prefill_rank):
+            if tokens <= 0:
+                request.passed_over += 1
+                continue
+            piece = _chunk(request, tokens)
+            tokens -= piece.count
+            request.passed_over = 0
+            work.append(piece)
+        for piece in work:
+            self._fairness.serve(piece.request.spec.salt, piece.count)
+        return work
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    if request.phase is Phase.PREEMPTED:
+        return 0, request.arrival
+    return (1 if request.returning else 2), request.arrival
+
+
+def _prefill_rank(request: Request) -> tuple[int, int]:
+    if request.passed_over >= PASSED_OVER_AT_MOST:
+        return 0, request.arrival
+    return (1 if request.returning else 2), request.arrival
+
+
+def _chunk(request: Request, tokens: int) -> Work:
+    """The next `tokens` tokens; a longer rest is cut at a page's end where one can be reached."""
+    end = min(len(request.tokens), request.computed + tokens)
+    aligned = end // PAGE_SIZE * PAGE_SIZE
+    if end < len(request.tokens) and aligned > request.computed:
+        end = aligned
     return Work(request, request.computed, end - request.computed, end == len(request.tokens))
 
 
-def _tiles(work: Work) -> int:
-    return (work.start + work.count - 1) // PAGE_SIZE - work.start // PAGE_SIZE + 1
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE_SIZE)
+
+
+def _take(requests: list[Request], request: Request) -> bool:
+    """Remove by identity."""
+    for index, candidate in enumerate(requests):
+        if candidate is request:
+            del requests[index]
+            return True
+    return False

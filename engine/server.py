@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.constraint import Constraints
-from engine.core import EngineCore, Frame
+from engine.core import EngineCore
 from engine.errors import EngineError, RequestError
 from engine.intents import Intents
 from engine.kvcall import parse_kv
+from engine.live import Frame
 from engine.reports import Reports
 from engine.request import Fields, parse_generate
 from engine.wire import ModelCard, encode_frame, read_frame

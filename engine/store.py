@@ -7,7 +7,7 @@ copied before it is filled, and a block can be reused while its copy is still on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.backends.face import Backend
@@ -34,6 +34,17 @@ class Counters:
     lost: int = 0
     restore_timeouts: int = 0
     pins_broken: int = 0
+    preemptions: int = 0
+    swapped_pages: int = 0
+    copied_on_write: int = 0
+
+
+@dataclass(frozen=True)
+class Waste:
+    """Tokens that the held pages have room for, and tokens in them (systems: paged allocation)."""
+
+    allocated_tokens: int
+    used_tokens: int
 
 
 class KvStore:
@@ -93,7 +104,11 @@ class KvStore:
         return fresh
 
     def grow(self, request: Request, end: int) -> None:
-        """Pages for tokens up to `end`, zeroed."""
+        """Pages to write tokens up to `end` into: fresh ones zeroed, and a copy of a page that others hold too."""
+        if request.writes_shared(self.pool):
+            page, rows = divmod(request.computed, PAGE_SIZE)
+            request.blocks[page] = self.copy(request.blocks[page], rows)
+            self.counters.copied_on_write += 1
         while len(request.blocks) * PAGE_SIZE < end:
             block = self.take()
             self.backend.zero(block)
@@ -110,6 +125,34 @@ class KvStore:
 
     def retire(self, request: Request) -> None:
         """A request ended, in whatever way: its whole pages and its tail become the session's, cached on the device."""
+        record = self._hand_over(request)
+        if record is not None and record.pinned:
+            self.unpin(record)
+            self.pin(record, self.pool.total)
+
+    def swap_out(self, request: Request) -> int:
+        """Take a request's pages away: they go to the host tier in the background, and stay cached on the device until
+        somebody needs their place. Returns how many."""
+        record = self._hand_over(request)
+        request.keys, request.computed, request.claimed_pages = [], 0, 0
+        if record is None:
+            return 0
+        if self.copies is not None:
+            epoch, salt, name = request.spec.epoch, record.salt_id, record.name
+            self.copies.add(record.keys, Tier.HOST, epoch=epoch, salt_id=salt, session=name, then=lambda *_: None)
+        return len(record.keys)
+
+    def waste(self, requests: Iterable[Request]) -> Waste:
+        """Rows of the pages that requests hold, and how many of them carry a token; a shared page counts once."""
+        used: dict[int, int] = {}
+        for request in requests:
+            for page, block in enumerate(request.blocks):
+                rows = min(PAGE_SIZE, request.computed - page * PAGE_SIZE)
+                used[block] = max(used.get(block, 0), rows)
+        return Waste(len(used) * PAGE_SIZE, sum(used.values()))
+
+    def _hand_over(self, request: Request) -> SessionKv | None:
+        """Give the request's pages to its session. None if it has none."""
         salt = request.spec.salt
         self.filled(request, salt)
         keys = list(request.keys)
@@ -122,13 +165,11 @@ class KvStore:
         self.pool.release(request.blocks)
         request.blocks = []
         if not keys:
-            return
+            return None
         record = self.sessions.open(request.spec.session, salt_id(salt), request.root)
         record.nvme_due_s = None
         self.delete(self.sessions.update(record, tuple(request.tokens[: request.computed]), keys))
-        if record.pinned:
-            self.unpin(record)
-            self.pin(record, self.pool.total)
+        return record
 
     # -- pins -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncpg
+import hypothesis
 import pytest
 
 from runtime.embedded import PostgresServer, TemporalServer
@@ -93,6 +94,7 @@ async def _database(server: PostgresServer, template: str) -> AsyncIterator[str]
         await connection.close()
 
 
+hypothesis.settings.register_profile("soak", max_examples=2000)
 MODELS_DIR = Settings.load().models_dir
 TEST_MODEL = "smollm2-135m-instruct"
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from engine import Done, Prefill, Sampling, Tokens
+from engine import Done, Preempted, Prefill, Resumed, Sampling, Tokens
 from engine import Event as EngineEvent
 from engine.tokens import Parsed, StreamDecoder, tool_grammar
 from runtime.config import SessionConfig
@@ -101,6 +101,7 @@ class _Received:
     def __init__(self) -> None:
         self.waiting: list[int] = []
         self.prefill: Prefill | None = None
+        self.notes: list[Event] = []  # where the KV went and came from meanwhile
         self.done: Done | None = None
         self.changed = asyncio.Event()
 
@@ -111,6 +112,11 @@ class _Received:
                     self.waiting.extend(event.ids)
                 elif isinstance(event, Prefill):
                     self.prefill = event
+                    self.notes += _sources(event)
+                elif isinstance(event, Preempted):
+                    self.notes.append(Event("kv.preempted", {"tokens": event.tokens, "pages": event.pages}))
+                elif isinstance(event, Resumed):
+                    self.notes += _sources(event)
                 else:
                     self.done = event
                 self.changed.set()
@@ -138,7 +144,8 @@ async def _drain(
         received.changed.clear()
         if not told and received.prefill is not None:
             told = True
-            await _tell_source(s, owner, attempt, received.source())
+            await fleet.note_residency(s.db, owner.session_id, attempt.session.tenant_id, "device", received.source())
+        await _tell(s, owner, attempt, received)
         while received.waiting:
             started = time.monotonic()
             batch = received.waiting[:]
@@ -149,16 +156,20 @@ async def _drain(
                 await asyncio.sleep(max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
 
 
-async def _tell_source(s: Services, owner: Owner, attempt: Attempt, prefill: dict[str, int]) -> None:
-    """Say where the session's KV came from: restored tokens equal never-evicted ones, recomputed ones are named."""
-    notes = []
-    if restored := prefill["host"] + prefill["nvme"]:
-        notes.append(Event("kv.restored", {"tokens": restored, "host": prefill["host"], "nvme": prefill["nvme"]}))
-    if prefill["recomputed"]:
-        notes.append(Event("kv.recomputed", {"tokens": prefill["recomputed"]}))
+async def _tell(s: Services, owner: Owner, attempt: Attempt, received: _Received) -> None:
+    notes, received.notes = received.notes, []
     if notes:
         await events.write(s.db, owner.session_id, notes, epoch=owner.epoch, step_no=attempt.step_no)
-    await fleet.note_residency(s.db, owner.session_id, attempt.session.tenant_id, "device", prefill)
+
+
+def _sources(prefill: Prefill | Resumed) -> list[Event]:
+    """Where the session's KV came from: restored tokens equal never-evicted ones, recomputed ones are named."""
+    notes = []
+    if restored := prefill.host + prefill.nvme:
+        notes.append(Event("kv.restored", {"tokens": restored, "host": prefill.host, "nvme": prefill.nvme}))
+    if prefill.recomputed:
+        notes.append(Event("kv.recomputed", {"tokens": prefill.recomputed}))
+    return notes
 
 
 async def _known_tokens(s: Services, session_id: str, prompt: int, sampled: int) -> int:

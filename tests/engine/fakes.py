@@ -22,7 +22,7 @@ from engine.lanes import Lanes
 from engine.pages import PagePool
 from engine.reports import Reports
 from engine.request import Limits, parse_generate
-from engine.scheduler import Scheduler
+from engine.scheduler import Budget, Scheduler
 from engine.store import KvStore
 from kvtier import TierConfig, TierStack
 
@@ -102,6 +102,7 @@ class Harness:
         host_pages: int = 64,
         nvme_pages: int = 64,
         nvme_after_s: float = -1.0,
+        budget: Budget = Budget(),  # noqa: B008 (frozen)
     ) -> None:
         self.backend = FakeBackend(blocks)
         self.stack = None if root is None else TierStack.open(_tiers(root, host_pages, nvme_pages))
@@ -109,7 +110,8 @@ class Harness:
         self.lanes = Lanes(inbox.put)
         self.store = KvStore(self.backend, PagePool(blocks), self.stack, self.lanes, FINGERPRINT, PAGE_BYTES)
         limits = Limits(context=4096, vocab=VOCAB, pool_tokens=blocks * PAGE_SIZE)
-        self.core = EngineCore(self.backend, self.store, Scheduler(blocks), limits, (EOS,), inbox)
+        scheduler = Scheduler(self.store.pool, budget)
+        self.core = EngineCore(self.backend, self.store, scheduler, limits, (EOS,), inbox)
         self.intents = Intents(self.core, nvme_after_s)
         self.reports = Reports(self.core)
         self._names = iter(range(1 << 30))
@@ -202,6 +204,7 @@ class Generation:
         self.frames: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.tokens: list[int] = []
         self.prefill: dict[str, Any] = {}
+        self.swaps: list[dict[str, Any]] = []
         self.end: dict[str, Any] = {}
 
     def next(self) -> dict[str, Any]:
@@ -210,6 +213,8 @@ class Generation:
             self.tokens += frame["ids"]
         elif frame["type"] == "prefill":
             self.prefill = frame
+        elif frame["type"] in ("preempted", "resumed"):
+            self.swaps.append(frame)
         else:
             self.end = frame
         return frame

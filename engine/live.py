@@ -1,0 +1,84 @@
+"""A generation as the core keeps it: the request with its listener, its grammar and its clock readings; the frames that
+tell of it, and the tiles that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.backends.face import Tile
+from engine.constraint import Constraint
+from engine.facts import PAGE_SIZE
+from engine.request import Request
+from engine.restore import Search, Sources
+from engine.scheduler import Work
+from engine.store import Counters
+
+Frame = dict[str, Any]
+Sink = Callable[[Frame], None]
+
+
+@dataclass
+class Live:
+    """Clock readings are in seconds, 0 for what has not happened."""
+
+    request: Request
+    sink: Sink
+    constraint: Constraint | None
+    submitted_s: float
+    queued_s: float
+    search: Search | None = None
+    restore_until_s: float = 0.0
+    admitted_s: float = 0.0
+    running_s: float = 0.0
+    first_token_s: float = 0.0
+    latest_token_s: float = 0.0
+
+
+def account(request: Request, sources: Sources, counters: Counters) -> dict[str, int]:
+    """Where the request's tokens come from; those whose KV was there once and is gone count as recomputed."""
+    length = len(request.tokens)
+    known = length - 1 if request.generated else min(request.spec.known_tokens, length)
+    recomputed = max(0, known - sources.total)
+    computed = length - sources.total - recomputed
+    counters.prefix_hit_tokens += sources.device
+    counters.restored_host_tokens += sources.host
+    counters.restored_nvme_tokens += sources.nvme
+    counters.recomputed_tokens += recomputed
+    counters.computed_tokens += computed
+    return {
+        "device": sources.device,
+        "host": sources.host,
+        "nvme": sources.nvme,
+        "recomputed": recomputed,
+        "computed": computed,
+    }
+
+
+def tiles_of(work: Work) -> list[Tile]:
+    """The tiles of one piece of work, cut at page boundaries; the last one is sampled from if the work samples."""
+    tiles = []
+    at, end = work.start, work.start + work.count
+    tokens, blocks = work.request.tokens, work.request.blocks
+    while at < end:
+        page = at // PAGE_SIZE
+        stop = min(end, (page + 1) * PAGE_SIZE)
+        last = work.samples and stop == end
+        tiles.append(Tile(tuple(blocks[: page + 1]), at % PAGE_SIZE, tuple(tokens[at:stop]), last))
+        at = stop
+    return tiles
+
+
+def done_frame(live: Live, reason: str, now_s: float) -> Frame:
+    request = live.request
+    first = live.first_token_s
+    return {
+        "type": "done",
+        "request_id": request.spec.request_id,
+        "finish_reason": reason,
+        "generated": request.generated,
+        "ttft_ms": round(1e3 * (first - live.submitted_s), 3) if first else None,
+        "prefill_ms": round(1e3 * (first - live.running_s), 3) if first else None,
+        "decode_ms": round(1e3 * (now_s - first), 3) if first else None,
+    }

@@ -1,0 +1,159 @@
+"""An engine core without threads: a test decides when each step is taken and when each transfer lands."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from engine.backends.face import Backend, Logits
+from engine.core import EngineCore
+from engine.errors import EngineError
+from engine.intents import Intents
+from engine.kvcall import parse_kv
+from engine.pages import PagePool
+from engine.request import GenerateSpec, Limits, Sampling
+from engine.sampler import Allowed, sample
+from engine.scheduler import Budget, Scheduler
+from engine.store import KvStore
+from kvtier import TierStack
+
+Then = Callable[[Any], None]
+
+
+class ManualLanes:
+    """As engine.lanes.Lanes, but a task runs when the test says so: writes in order, reads in any order."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.writes: list[tuple[Callable[[], Any], Then]] = []
+        self.reads: list[tuple[Callable[[], Any], Then]] = []
+
+    def write(self, task: Callable[[], Any], then: Then) -> None:
+        self.writes.append((task, then))
+
+    def read(self, task: Callable[[], Any], then: Then) -> None:
+        self.reads.append((task, then))
+
+    def close(self) -> None:
+        pass
+
+    def land_write(self) -> None:
+        task, then = self.writes.pop(0)
+        then(task())
+
+    def land_read(self, which: int, lost: bool = False) -> None:
+        """`lost`: the transfer fails, and says so as a failing lane does."""
+        task, then = self.reads.pop(which % len(self.reads))
+        then(None if lost else task())
+
+
+@dataclass
+class Told:
+    """What one generation has said so far."""
+
+    request_id: str
+    session: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    count: int
+    tokens: list[int] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    reason: str | None = None
+
+    def sink(self, frame: dict[str, Any]) -> None:
+        self.kinds.append(frame["type"])
+        if frame["type"] == "tokens":
+            assert self.reason is None
+            self.tokens += frame["ids"]
+        elif frame["type"] == "done":
+            assert self.reason is None
+            self.reason = frame["finish_reason"]
+
+
+class Stepped:
+    """One core over a backend. `turn` checks the books after every step."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        blocks: int,
+        stack: TierStack | None,
+        *,
+        page_bytes: int,
+        vocab: int,
+        context: int,
+        budget: Budget,
+    ) -> None:
+        self.lanes = ManualLanes()
+        self.stack = stack
+        self.now_s = 0.0
+        self.store = KvStore(backend, PagePool(blocks), stack, self.lanes, b"f" * 32, page_bytes)  # type: ignore[arg-type]
+        inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        limits = Limits(context=context, vocab=vocab, pool_tokens=blocks * 16)
+        scheduler = Scheduler(self.store.pool, budget)
+        self.core = EngineCore(backend, self.store, scheduler, limits, (), inbox, clock=lambda: self.now_s)
+        self.intents = Intents(self.core, -1.0)
+        self.told: list[Told] = []
+
+    def submit(
+        self, session: str, prompt: Sequence[int], count: int, seed: int, *, known: int = 0, salt: bytes = b""
+    ) -> Told:
+        sampling = Sampling(temperature=0.8, seed=seed)
+        told = Told(f"q{len(self.told)}", session, tuple(prompt), sampling, count)
+        spec = GenerateSpec(
+            told.request_id, session, 0, told.prompt, count, sampling=sampling, known_tokens=known, salt=salt
+        )
+        self.core.submit(spec, None, told.sink)
+        self.told.append(told)
+        return told
+
+    def kv(self, intent: str, session: str, **fields: Any) -> list[dict[str, Any]]:
+        """The receipts, which may come later."""
+        receipts: list[dict[str, Any]] = []
+        try:
+            call = parse_kv({"intent": intent, "session": session, "wait": True, **fields})
+            self.intents.handle(call, receipts.append)
+        except EngineError as error:
+            receipts.append({"status": "error", "detail": str(error)})
+        return receipts
+
+    def turn(self) -> None:
+        self.core.turn()
+        self.core.check_integrity()
+
+    def round(self) -> None:
+        """A turn, and one transfer of each kind lands."""
+        self.turn()
+        if self.lanes.reads:
+            self.lanes.land_read(0)
+        if self.lanes.writes:
+            self.lanes.land_write()
+
+    def settle(self, most: int = 5000) -> None:
+        """Turn and let transfers land until nothing is left to do."""
+        for _ in range(most):
+            if not self.core.scheduler.requests() and not self.lanes.writes and not self.lanes.reads:
+                copies = self.store.copies
+                if copies is None or not copies.ready:
+                    return
+            self.round()
+        raise AssertionError("the engine does not come to rest")
+
+
+class LogitsLog:
+    """Digests of the logits that each (seed, position) was sampled from. Two runs that differ in a bit fail at once."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen: dict[tuple[int, int], str] = {}
+        patch.setattr("engine.core.sample", self._sample)
+
+    def _sample(self, logits: Logits, sampling: Sampling, position: int, allowed: Allowed | None = None) -> int:
+        digest = hashlib.sha256(logits.tobytes()).hexdigest()
+        known = self.seen.setdefault((sampling.seed, position), digest)
+        assert known == digest, f"the logits of seed {sampling.seed} at position {position} differ between runs"
+        return sample(logits, sampling, position, allowed)

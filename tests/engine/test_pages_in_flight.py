@@ -1,0 +1,153 @@
+"""Pages on their way to a tier and back, while everything else goes on."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.scheduler import Budget
+from kvtier import TierConfig, TierStack
+from tests.engine.fakes import PAGE_BYTES, VOCAB, FakeBackend
+from tests.engine.stepped import Stepped, Told
+
+PROMPT = [(5 * i + 3) % 50 + 3 for i in range(45)]
+BLOCKS = 12
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[TierStack]:
+    room = PAGE_BYTES + 4096
+    stack = TierStack.open(
+        TierConfig(PAGE_BYTES, b"f" * 32, tmp_path / "arena", 64 * room, tmp_path / "nvme", 64 * room)
+    )
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def engine(stack: TierStack) -> Stepped:
+    return Stepped(FakeBackend(BLOCKS), BLOCKS, stack, page_bytes=PAGE_BYTES, vocab=VOCAB, context=512, budget=Budget())
+
+
+def alone(told: Told) -> list[int]:
+    engine = Stepped(FakeBackend(64), 64, None, page_bytes=PAGE_BYTES, vocab=VOCAB, context=512, budget=Budget())
+    again = engine.submit("alone", told.prompt, told.count, told.sampling.seed)
+    engine.settle()
+    return again.tokens
+
+
+def offloaded(engine: Stepped, tier: str) -> list[int]:
+    """A session whose pages lie in a tier only; returns its transcript."""
+    first = engine.submit("s", PROMPT, 20, 1)
+    engine.settle()
+    engine.kv("offload", "s", tier=tier, evict=True)
+    engine.settle()
+    return [*first.prompt, *first.tokens]
+
+
+def test_a_copy_out_is_taken_after_the_step_that_fills_the_page(engine: Stepped, stack: TierStack) -> None:
+    """Offloads that come between any two steps of a generation copy rows that are there, never ones that will be."""
+    first = engine.submit("s", PROMPT, 3, 1)
+    engine.settle()
+    told = engine.submit("s", [*PROMPT, *first.tokens, *PROMPT], 40, 2, known=47)
+    while told.reason is None:
+        engine.kv("offload", "s", tier="host")
+        engine.round()
+    engine.settle()
+    (record,) = engine.store.sessions.all()
+    found = 0
+    for page, key in enumerate(record.keys):
+        (loaded,) = stack.get([key])
+        if loaded is not None:
+            tokens = record.tokens[page * 16 : (page + 1) * 16]
+            rows = [struct.pack("<ii", token, page * 16 + row + 1) for row, token in enumerate(tokens)]
+            assert bytes(loaded.payload) == b"".join(rows).ljust(PAGE_BYTES, b"\0")
+            found += 1
+    assert found >= 2
+
+
+def test_a_block_that_is_reused_while_its_copy_is_in_flight_leaves_the_copy_as_it_was(
+    engine: Stepped, stack: TierStack
+) -> None:
+    first = engine.submit("s", PROMPT, 20, 1)
+    engine.settle()
+    keys = engine.store.sessions.all()[0].keys
+    pages = {key: engine.store.backend.snapshot(engine.store.pool.find(key) or 0, 16) for key in keys[:-1]}
+    engine.kv("offload", "s", tier="host")
+    engine.lanes.land_write()  # the look-up: the copies are snapshotted from here on
+    engine.turn()
+    assert engine.lanes.writes
+    for other in range(4):  # others take every block while nothing has landed
+        engine.submit(f"o{other}", [other + 20] * 100, 20, other + 10)
+    while any(t.reason is None for t in engine.told):
+        engine.turn()
+        while engine.lanes.reads:
+            engine.lanes.land_read(0)
+    assert not any(engine.store.pool.find(key) for key in pages)
+    engine.settle()
+    for key, page in pages.items():
+        (loaded,) = stack.get([key])
+        assert loaded is not None
+        assert bytes(loaded.payload) == page
+    again = engine.submit("s", [*first.prompt, *first.tokens, 5], 9, 3, known=64)
+    engine.settle()
+    assert again.tokens == alone(again)
+
+
+@pytest.mark.parametrize("tier", ["host", "nvme"])
+def test_a_transfer_that_failed_is_computed_not_believed(engine: Stepped, tier: str) -> None:
+    transcript = offloaded(engine, tier)
+    told = engine.submit("s", [*transcript, 5], 9, 3, known=len(transcript) - 1)
+    while not engine.lanes.reads:
+        engine.turn()
+    engine.lanes.land_read(0, lost=True)
+    engine.settle()
+    assert told.tokens == alone(told)
+    counters = engine.store.counters
+    assert counters.recomputed_tokens == len(transcript) - 1
+    assert counters.restored_host_tokens + counters.restored_nvme_tokens == 0
+
+
+def test_nothing_is_decoded_while_a_restore_is_under_way(engine: Stepped) -> None:
+    transcript = offloaded(engine, "nvme")
+    told = engine.submit("s", [*transcript, 5], 9, 3, known=len(transcript) - 1)
+    for _ in range(20):
+        engine.turn()
+    assert told.tokens == []
+    engine.settle()
+    assert told.tokens == alone(told)
+
+
+@pytest.mark.parametrize("ends_after", ["before it lands", "after it lands"])
+def test_an_abort_while_a_restore_is_in_flight_gives_each_page_back_once(engine: Stepped, ends_after: str) -> None:
+    transcript = offloaded(engine, "nvme")
+    told = engine.submit("s", [*transcript, 5], 9, 3, known=len(transcript) - 1)
+    while not engine.lanes.reads:
+        engine.turn()
+    if ends_after == "before it lands":
+        assert engine.core.cancel(told.request_id)
+        engine.lanes.land_read(0)
+    else:
+        engine.lanes.land_read(0)
+        assert engine.core.cancel(told.request_id)
+    engine.core.check_integrity()
+    engine.settle()
+    assert engine.store.pool.counts().held == 0
+    assert told.reason == "cancelled"
+
+
+def test_a_late_transfer_is_ignored_and_its_pages_are_not_counted(engine: Stepped) -> None:
+    transcript = offloaded(engine, "nvme")
+    told = engine.submit("s", [*transcript, 5], 9, 3, known=len(transcript) - 1)
+    while not engine.lanes.reads:
+        engine.turn()
+    engine.now_s += 60
+    engine.turn()
+    engine.lanes.land_read(0)
+    engine.settle()
+    assert told.tokens == alone(told)
+    assert engine.store.counters.restore_timeouts == 1
+    assert engine.store.counters.restored_nvme_tokens == 0

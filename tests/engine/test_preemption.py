@@ -1,0 +1,115 @@
+"""When the pool is short: who gives way, where the pages go, and what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.scheduler import Budget
+from kvtier import TierConfig, TierStack
+from tests.engine.fakes import PAGE_BYTES, VOCAB, FakeBackend, Harness, oracle
+from tests.engine.stepped import Stepped
+
+FEW = 8  # pages; two requests of seventy tokens do not fit
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Iterator[Harness]:
+    with Harness(tmp_path, blocks=FEW) as engine:
+        yield engine
+
+
+def stepped(stack: TierStack | None, blocks: int = FEW) -> Stepped:
+    return Stepped(FakeBackend(blocks), blocks, stack, page_bytes=PAGE_BYTES, vocab=VOCAB, context=512, budget=Budget())
+
+
+def tiers(root: Path) -> TierStack:
+    return TierStack.open(
+        TierConfig(PAGE_BYTES, b"f" * 32, root / "arena", 64 * (PAGE_BYTES + 4096), root / "nvme", 64 << 12)
+    )
+
+
+def test_a_preempted_request_goes_on_with_the_same_tokens_and_says_what_happened(short: Harness) -> None:
+    go = short.hold()
+    running = [short.start(f"s{i}", [i + 3] * 20, 60) for i in range(3)]
+    go.set()
+    for index, generation in enumerate(running):
+        assert generation.finish().tokens == oracle([index + 3] * 20, 60)
+    counters = short.stats()["counters"]
+    assert counters["preemptions"] > 0
+    assert counters["swapped_pages"] > 0
+    told = [frame["type"] for generation in running for frame in generation.swaps]
+    assert told.count("preempted") == told.count("resumed") > 0
+    assert running[0].swaps == []  # the oldest is never sent back
+
+
+def test_a_preempted_requests_pages_come_back_from_the_host_tier(short: Harness) -> None:
+    go = short.hold()
+    running = [short.start(f"s{i}", [i + 3] * 20, 90) for i in range(2)]
+    go.set()
+    for generation in running:
+        generation.finish()
+    resumed = [frame for frame in running[1].swaps if frame["type"] == "resumed"]
+    assert sum(frame["host"] for frame in resumed) > 0
+    assert sum(frame["recomputed"] for frame in resumed) == 0
+    assert short.stats()["integrity"] == "ok"
+
+
+def test_without_tiers_a_preempted_request_is_recomputed_and_counted() -> None:
+    engine = stepped(None)
+    told = [engine.submit(f"s{i}", [i + 3] * 20, 90, i) for i in range(2)]
+    engine.settle()
+    assert [t.reason for t in told] == ["length", "length"]
+    assert engine.store.counters.preemptions > 0
+    assert engine.store.counters.recomputed_tokens > 0
+
+
+def test_every_page_held_by_requests_that_wait_for_each_other_is_not_possible(tmp_path: Path) -> None:
+    """Eight requests that all fit alone and want the whole pool in the end: each ends, in bounded steps."""
+    stack = tiers(tmp_path)
+    try:
+        engine = stepped(stack)
+        told = [engine.submit(f"s{i}", [i + 3] * 17, 90, i) for i in range(8)]
+        engine.settle(most=20_000)
+        assert [t.reason for t in told] == ["length"] * 8
+        assert engine.store.counters.preemptions > 0
+    finally:
+        stack.close()
+
+
+def test_a_request_that_was_sent_back_can_be_cancelled(tmp_path: Path) -> None:
+    stack = tiers(tmp_path)
+    try:
+        engine = stepped(stack)
+        first, second = (engine.submit(f"s{i}", [i + 3] * 20, 90, i) for i in range(2))
+        while "preempted" not in second.kinds:
+            engine.round()
+        assert engine.core.cancel(second.request_id)
+        engine.settle()
+        assert (first.reason, second.reason) == ("length", "cancelled")
+        assert engine.store.pool.counts().held == 0
+    finally:
+        stack.close()
+
+
+def test_preemption_in_the_middle_of_a_restore_gives_its_pages_back(tmp_path: Path) -> None:
+    stack = tiers(tmp_path)
+    try:
+        engine = stepped(stack)
+        before = engine.submit("back", [9] * 60, 2, 5)
+        engine.settle()
+        engine.kv("offload", "back", tier="nvme")
+        engine.settle()
+        elder = engine.submit("elder", [4] * 20, 100, 6)
+        while not elder.tokens:
+            engine.round()
+        back = engine.submit("back", [*before.prompt, *before.tokens, 7], 3, 7, known=61)
+        while not engine.core.store.counters.preemptions:
+            engine.turn()  # the transfer never lands, the elder grows
+        engine.settle()
+        assert (elder.reason, back.reason) == ("length", "length")
+        assert "preempted" not in back.kinds  # it had not begun: nothing was taken from it
+    finally:
+        stack.close()
