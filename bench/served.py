@@ -1,0 +1,39 @@
+"""A real engine process for a bench."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Served:
+    socket: Path
+    pid: int
+    ready: dict[str, Any]
+
+
+@contextlib.asynccontextmanager
+async def served(model: Path, root: Path, **options: Any) -> AsyncIterator[Served]:
+    """`python -m engine` with its files under `root`; terminated at the end."""
+    arguments = {"model": model, "socket": root / "engine.sock", **options}
+    flat = [part for name, value in arguments.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "engine", *flat, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        assert child.stdout is not None
+        line = await child.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the engine did not start: python -m engine {' '.join(flat)}")
+        yield Served(root / "engine.sock", child.pid, json.loads(line))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        await child.wait()
