@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from bench import resume, streams
+from bench import crowd, resume
 
 
 @click.command()
@@ -24,10 +24,10 @@ def main(directory: Path) -> None:
         figure = resume.figures(_lines(directory / "resume.jsonl"), _whole(directory / "resume.left.json"))
         click.echo(json.dumps(figure))
         green &= resume.is_green(figure)
-    if (directory / "streams.jsonl").exists():
-        figure = streams.figures(_lines(directory / "streams.jsonl"))
+    if (directory / "crowd.jsonl").exists():
+        figure = crowd.figures(_lines(directory / "crowd.jsonl"))
         click.echo(json.dumps(figure))
-        green &= streams.is_green(figure)
+        green &= crowd.is_green(figure)
     sys.exit(0 if green else 1)
 
 

@@ -128,20 +128,24 @@ def admit_spec(spec: GenerateSpec, limits: Limits) -> Request:
     """
     length = len(spec.token_ids)
     if not length:
-        raise RequestError("empty_prompt", "there are no tokens to continue; send at least one")
-    worst = max(spec.token_ids)
-    if worst >= limits.vocab or min(spec.token_ids) < 0:
-        bad = worst if worst >= limits.vocab else min(spec.token_ids)
-        raise RequestError("token_out_of_range", f"token id {bad} is outside the vocabulary of {limits.vocab}")
+        raise RequestError("empty_prompt", "token_ids is empty; send at least one token to continue")
+    for index, token in enumerate(spec.token_ids):
+        if not 0 <= token < limits.vocab:
+            raise RequestError(
+                "token_out_of_range", f"token_ids[{index}] is {token}, outside the vocabulary of {limits.vocab}"
+            )
     if length >= limits.context:
         raise RequestError(
             "context_length_exceeded",
-            f"{length} tokens leave no room to generate in a context of {limits.context}; shorten the transcript",
+            f"token_ids has {length} tokens and leaves no room to generate in a context of {limits.context}; "
+            "shorten the transcript",
         )
     room = limits.pool_tokens - PAGE_SIZE
     if length >= room:
         raise RequestError(
-            "pool_too_small", f"{length} tokens do not fit the device pool of {limits.pool_tokens}; raise --kv-tokens"
+            "pool_too_small",
+            f"token_ids has {length} tokens, which do not fit the device pool of {limits.pool_tokens}; "
+            "raise --kv-tokens",
         )
     return Request(spec=spec, limit=min(length + spec.max_tokens, limits.context, room))
 

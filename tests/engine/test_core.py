@@ -370,3 +370,11 @@ def test_offloaded_pages_stay_on_the_device_unless_they_are_to_be_evicted(harnes
     assert harness.state("s")["device_pages"] == 0
     assert harness.kv("prefetch", "s")["pages"] == pages
     assert harness.state("s")["device_pages"] == pages
+
+
+def test_a_pool_too_small_for_one_sequence_refuses_it_by_field_and_says_what_to_raise(harness: Harness) -> None:
+    done = harness.generate("s", [1] * 600, 5)
+    assert done.end["code"] == "pool_too_small"
+    assert "token_ids has 600 tokens" in done.end["message"]
+    assert "--kv-tokens" in done.end["message"]
+    assert harness.stats()["pool"]["free"] == harness.store.pool.total

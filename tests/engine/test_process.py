@@ -74,10 +74,10 @@ async def test_many_at_once_give_what_each_gives_alone(served: Process) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "told"),
     [
-        ({"token_ids": []}, "empty_prompt", "no tokens"),
-        ({"token_ids": [0, 265]}, "token_out_of_range", "265"),
-        ({"token_ids": [-1]}, "token_out_of_range", "-1"),
-        ({"token_ids": [1] * 512}, "context_length_exceeded", "512"),
+        ({"token_ids": []}, "empty_prompt", "token_ids is empty"),
+        ({"token_ids": [0, 265]}, "token_out_of_range", "token_ids[1] is 265"),
+        ({"token_ids": [-1]}, "token_out_of_range", "token_ids[0] is -1"),
+        ({"token_ids": [1] * 512}, "context_length_exceeded", "token_ids has 512 tokens"),
         ({"token_ids": "abc"}, "bad_request", "token_ids"),
         ({"token_ids": [1.5]}, "bad_request", "token_ids"),
         ({"token_ids": [True]}, "bad_request", "token_ids"),

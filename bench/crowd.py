@@ -1,6 +1,6 @@
 """A hundred concurrent streams with random disconnects: nothing leaks, nobody starves, no reader holds the engine up.
 
-    python -m bench.streams --seconds 300 --evidence DIR
+    python -m bench.crowd --seconds 300 --evidence DIR
 
 Each client sends prompts of random sessions and, at random, reads to the end, stops early, cuts its connection, or
 stops reading altogether. Afterwards a sample of what was completed is generated again, alone. `--sabotage` must turn a
@@ -342,7 +342,7 @@ def main(seconds: float, clients: int, seed: int, model: str, evidence: Path | N
     lines = asyncio.run(measure(path, clients, seconds, seed, sabotage))
     if evidence is not None:
         evidence.mkdir(parents=True, exist_ok=True)
-        (evidence / "streams.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (evidence / "crowd.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     figure = figures(lines)
     click.echo(json.dumps(figure))
     sys.exit(0 if is_green(figure) else 1)
