@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from engine.errors import BackendUnavailable
 from engine.native import Library, build
+from tests.engine.conftest import NATIVE
 
 SCRIPT = """#!/bin/sh
 if [ "$1" = -v ]; then echo "version {version}"; exit 0; fi
@@ -95,3 +100,19 @@ def test_a_directory_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BackendUnavailable, match="cannot be written"):
         build(tmp_path / "file" / "cache", quiet, str(Compiler(tmp_path / "a").path))
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_setup_builds_the_kernels_or_says_that_torch_is_slower(tmp_path: Path, compiler: bool) -> None:
+    path = os.environ["PATH"] if compiler else str(tmp_path)
+    if compiler and NATIVE.exists():
+        shutil.copytree(NATIVE, tmp_path / "native")
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.native", str(tmp_path / "native")],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("ready for" in done.stdout) == (compiler and shutil.which("g++") is not None)
+    assert ("several times slower" in done.stdout) == ("ready for" not in done.stdout)
