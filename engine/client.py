@@ -123,7 +123,8 @@ class EngineClient:
                 client = cls(reader, writer)
                 client._card = ModelCard.from_message(await client._ask({"type": "hello"}))
         except (OSError, TimeoutError) as error:
-            raise EngineGone(f"no engine answers at {address}: {error or 'it took too long'}") from error
+            reason = (error.strerror if isinstance(error, OSError) else None) or "it took too long"
+            raise EngineGone(f"no engine answers at {address}: {reason}") from error
         return client
 
     @property

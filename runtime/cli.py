@@ -133,6 +133,22 @@ def sessions(as_json: bool) -> None:
             click.echo(info.model_dump_json() if as_json else f"{info.id}  {info.state:<13} {info.model}")
 
 
+@main.command()
+@click.option("--address", help="Socket path or host:port; default: the engine of the stack that runs here.")
+@click.option("--json", "as_json", is_flag=True)
+def engine(address: str | None, as_json: bool) -> None:
+    """What the engine measures of itself: times, batch, pages by state, tokens by source, preemptions."""
+    from runtime import engine_view
+
+    settings = Settings.load()
+    target = address or settings.engine_address or str(settings.engine_socket)
+    card, stats = asyncio.run(engine_view.ask(target))
+    if as_json:
+        click.echo(json.dumps({**card.as_message(), **stats}))
+    else:
+        Console().print(engine_view.view(card, stats))
+
+
 @main.group()
 def model() -> None:
     """Models: which there are, and how to get them."""
