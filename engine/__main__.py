@@ -109,7 +109,12 @@ def _parser() -> argparse.ArgumentParser:
         help="idle time until offloaded pages go on to NVMe; negative: when told",
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument(
+        "--dtype",
+        choices=("bf16", "fp32", "w4a8"),
+        default="bf16",
+        help="w4a8: weights in the file's own 4 or 8 bits, int8 activations, KV in bf16; fastest and least exact",
+    )
     parser.add_argument(
         "--backend",
         choices=("auto", "cpu", "torch"),

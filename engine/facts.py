@@ -13,7 +13,7 @@ from engine.errors import ModelFileError
 from engine.gguf import GgufFile
 
 PAGE_SIZE = 16
-ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
+ELEMENT_BYTES = {"bf16": 2, "fp32": 4, "w4a8": 2}  # of a number of the KV; w4a8 keeps it in bf16
 ARCHITECTURES = ("llama", "qwen2")
 _LIMITS = {"layers": 512, "heads": 1024, "kv_heads": 1024, "hidden": 1 << 20, "ffn": 1 << 22, "context": 1 << 24}
 

@@ -98,8 +98,7 @@ class GgufFile:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        info = self.tensors[name]
-        raw = np.frombuffer(self._map[info.offset : info.offset + info.size_bytes], dtype=np.uint8)
+        info, raw = self.tensors[name], self._raw(name)
         if info.quant_name == "F32":
             return raw.view(np.float32).reshape(info.shape)
         if info.quant_name == "BF16":
@@ -109,6 +108,18 @@ class GgufFile:
         rows = raw.reshape(*info.shape[:-1], info.size_bytes * info.shape[-1] // _count(info.shape))
         values = dequantize(rows, GGMLQuantizationType(info.quant))
         return np.ascontiguousarray(values, dtype=np.float32).reshape(info.shape)
+
+    def blocks(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The tensor as the file holds it: [..., blocks, bytes of a block]."""
+        info = self.tensors[name]
+        _, per_block, block_bytes = _QUANTS[info.quant]
+        return self._raw(name).reshape(*info.shape[:-1], info.shape[-1] // per_block, block_bytes)
+
+    def _raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        import numpy as np
+
+        info = self.tensors[name]
+        return np.frombuffer(self._map[info.offset : info.offset + info.size_bytes], dtype=np.uint8)
 
     # -- header -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Dequantised weights, fused the way the model multiplies them, in one file that can be mapped.
+"""Weights, fused the way the model multiplies them, in one file that can be mapped.
 
 File: magic, header length (8 bytes, little-endian), JSON header, then blobs aligned to 64 bytes. The header carries
 the source file's digest and its own checksum; a file that does not match is built again.
@@ -20,6 +20,7 @@ import numpy as np
 from engine.errors import WeightsCacheError
 from engine.facts import ModelFacts
 from engine.gguf import GgufFile
+from engine.quantised import Groups, pack, read_groups
 from engine.temporaries import prefix, sweep
 
 _MAGIC = b"TENUTOW2"
@@ -30,7 +31,11 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Weights:
-    """Name -> array. Matrices are in the engine's dtype (bf16 as uint16 bit patterns), norms and biases in fp32."""
+    """Name -> array. Matrices are dequantised to the engine's dtype (bf16 as uint16 bit patterns), the rest to fp32.
+
+    In w4a8 a matrix is the bytes of its panels, and NAME.kinds their kinds: see `engine.quantised.pack`. The embedding
+    is bf16, and the head is there also where the file ties them.
+    """
 
     dtype: str
     arrays: dict[str, Array]
@@ -65,40 +70,56 @@ def _in_memory(file: GgufFile, facts: ModelFacts, dtype: str, progress: Progress
 
 
 def _fused(file: GgufFile, facts: ModelFacts, dtype: str, progress: Progress) -> Iterator[tuple[str, Array]]:
-    def matrix(*names: str) -> Array:
-        return _to_dtype(np.concatenate([_rows(file, facts, name) for name in names]), dtype)
+    def matrix(to: str, *names: str) -> Iterator[tuple[str, Array]]:
+        if dtype != "w4a8":
+            yield to, _to_dtype(np.concatenate([_rows(facts, name, file.tensor(name)) for name in names]), dtype)
+            return
+        parts = [_grouped_rows(file, facts, name) for name in names]
+        yield from zip((to, f"{to}.kinds"), pack(parts, gated=to.endswith("gate_up")), strict=True)
 
-    yield "embed", matrix("token_embd.weight")
-    if not facts.tied_output:
-        yield "head", matrix("output.weight")
+    yield "embed", _to_dtype(file.tensor("token_embd.weight").copy(), dtype)
+    if not facts.tied_output or dtype == "w4a8":
+        yield from matrix("head", "token_embd.weight" if facts.tied_output else "output.weight")
     yield "norm", file.tensor("output_norm.weight").copy()
     for layer in range(facts.layers):
         at = f"blk.{layer}."
         yield f"{layer}.attn_norm", file.tensor(at + "attn_norm.weight").copy()
-        yield f"{layer}.qkv", matrix(at + "attn_q.weight", at + "attn_k.weight", at + "attn_v.weight")
+        yield from matrix(f"{layer}.qkv", at + "attn_q.weight", at + "attn_k.weight", at + "attn_v.weight")
         if facts.qkv_bias:
-            yield f"{layer}.qkv_bias", np.concatenate([_rows(file, facts, f"{at}attn_{c}.bias") for c in "qkv"])
-        yield f"{layer}.o", matrix(at + "attn_output.weight")
+            yield f"{layer}.qkv_bias", np.concatenate([_bias(file, facts, f"{at}attn_{c}.bias") for c in "qkv"])
+        yield from matrix(f"{layer}.o", at + "attn_output.weight")
         yield f"{layer}.ffn_norm", file.tensor(at + "ffn_norm.weight").copy()
-        yield f"{layer}.gate_up", matrix(at + "ffn_gate.weight", at + "ffn_up.weight")
-        yield f"{layer}.down", matrix(at + "ffn_down.weight")
+        yield from matrix(f"{layer}.gate_up", at + "ffn_gate.weight", at + "ffn_up.weight")
+        yield from matrix(f"{layer}.down", at + "ffn_down.weight")
         progress((layer + 1) / facts.layers)
 
 
-def _rows(file: GgufFile, facts: ModelFacts, name: str) -> Array:
-    """GGUF stores q and k of the llama architecture for interleaved rope; put them back for rotate-half."""
-    value: Array = file.tensor(name)
+def _bias(file: GgufFile, facts: ModelFacts, name: str) -> Array:
+    return _rows(facts, name, file.tensor(name))
+
+
+def _rows(facts: ModelFacts, name: str, value: Array) -> Array:
+    order = _order(facts, name)
+    return value if order is None else value[order]
+
+
+def _grouped_rows(file: GgufFile, facts: ModelFacts, name: str) -> Groups:
+    order, value = _order(facts, name), read_groups(file, name)
+    return value if order is None else value.rows(order)
+
+
+def _order(facts: ModelFacts, name: str) -> Array | None:
+    """GGUF stores q and k of the llama architecture for interleaved rope; this puts them back for rotate-half."""
     part = name.split(".")[-2]
     if facts.arch != "llama" or part not in ("attn_q", "attn_k"):
-        return value
+        return None
     heads = facts.heads if part == "attn_q" else facts.kv_heads
-    half = facts.head_size // 2
-    pairs = value.reshape(heads, half, 2, *value.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(value.shape)
+    pairs = np.arange(heads * facts.head_size).reshape(heads, -1, 2)
+    return pairs.swapaxes(1, 2).reshape(-1)
 
 
 def _to_dtype(value: Array, dtype: str) -> Array:
-    """fp32 as it is; bf16 as bit patterns, rounded to nearest even."""
+    """fp32 as it is; else bf16 as bit patterns, rounded to nearest even."""
     if dtype == "fp32":
         return value
     bits = np.ascontiguousarray(value, dtype=np.float32).view(np.uint32)

@@ -31,15 +31,16 @@ def open_backend(
 ) -> Backend:
     """Auto takes cpu where it can be built and the processor has vectors for it, else torch, and says why.
 
-    Raises BackendUnavailable where cpu was asked for by name and cannot be had.
+    Raises BackendUnavailable where cpu was asked for by name and cannot be had, or is needed for the weights' dtype.
     """
     if settings.name not in BACKENDS:
         raise BackendUnavailable(f"there is no backend {settings.name!r}; there are {', '.join(BACKENDS)}")
+    only_cpu = settings.name == "cpu" or (settings.name == "auto" and weights.dtype == "w4a8")
     if settings.name != "torch":
         try:
             return _cpu(settings, facts, weights, progress)
         except BackendUnavailable as reason:
-            if settings.name == "cpu":
+            if only_cpu:
                 raise BackendUnavailable(f"the cpu backend cannot run here: {reason}") from reason
             progress(f"the torch backend, as the cpu backend cannot run here: {reason}", 0.0)
     from engine.backends.torch_exact import TorchExact
@@ -54,13 +55,13 @@ def _cpu(
     from engine.backends.cpu import Cpu, unsupported
     from engine.native import Library, build
 
-    reason = unsupported(facts)
+    reason = unsupported(facts, weights.dtype)
     if reason is not None:
         raise BackendUnavailable(reason)
     with _directory(settings.cache_dir) as directory:
         built = build(directory, lambda done: progress("building the kernels", done))
         library = Library(built)
-    if settings.name == "auto" and library.best_instruction_set == "plain":
+    if settings.name == "auto" and weights.dtype != "w4a8" and library.best_instruction_set == "plain":
         raise BackendUnavailable("the processor has neither AVX-512 nor AVX2")
     progress("packing", 0.0)
     return Cpu(facts, weights, library=library, pool_blocks=settings.pool_blocks, threads=settings.threads)

@@ -1,7 +1,8 @@
 """The C++ decoder: one call per step over a mixed batch of prefill and decode.
 
 Bits depend on tokens and positions, on nothing else: every sum runs in one order whatever the number of rows, and
-attention walks pages in position order. The number of threads changes no bit either, so the identity leaves it out.
+attention walks pages in position order. Decode steps are captured and replayed, with the same bits. The number of
+threads changes no bit either, so the identity leaves it out.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.backends.captured import CapturedStep, CapturedSteps, is_decode
+from engine.backends.checks import check_tiles
 from engine.backends.face import Logits, Tile
 from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.native import Decoder, Library, StepArrays
+from engine.quantised import GROUP
 from engine.weights import Weights
 
 # A unit u is 4 bytes: two neighbouring bf16 or one fp32. K is [d/u][16] units and V is [16/u][d] units.
@@ -27,12 +31,13 @@ _MAX_HEAD_SIZE = 256
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def unsupported(facts: ModelFacts) -> str | None:
+def unsupported(facts: ModelFacts, dtype: str) -> str | None:
     """Why this backend cannot run a model, or None."""
+    multiple = GROUP if dtype == "w4a8" else _LANES
     widths = {"hidden size": facts.hidden, "ffn size": facts.ffn, "head size": facts.head_size}
     for name, width in widths.items():
-        if width % _LANES:
-            return f"it needs a {name} that is a multiple of {_LANES}; this model has {width}"
+        if width % multiple:
+            return f"it needs a {name} that is a multiple of {multiple} for {dtype}; this model has {width}"
     if facts.head_size > _MAX_HEAD_SIZE:
         return f"it runs head sizes up to {_MAX_HEAD_SIZE}; this model has {facts.head_size}"
     return None
@@ -55,7 +60,7 @@ class Cpu:
         threads: int,
         isa: str | None = None,
     ) -> None:
-        reason = unsupported(facts)
+        reason = unsupported(facts, weights.dtype)
         if reason is not None:
             raise BackendUnavailable(reason)
         chosen = isa or library.best_instruction_set
@@ -68,9 +73,9 @@ class Cpu:
         self._pool = np.frombuffer(self._memory, np.uint8)
         self._unit = 1 if weights.dtype == "fp32" else 2
         cos, sin = _rope_table(facts)
-        self._positions = len(cos)
         arrays = {**weights.arrays, "cos": cos, "sin": sin}
         self._decoder = Decoder(library, facts, weights.dtype, arrays, chosen, threads)
+        self._captured = CapturedSteps(self._decoder, self._pool.ctypes.data, facts.vocab)
 
     @property
     def identity(self) -> BackendIdentity:
@@ -95,14 +100,20 @@ class Cpu:
         return page.tobytes()
 
     def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+        check_tiles(tiles, self._facts, self._pool_blocks)
+        if is_decode(tiles):
+            pages = max(len(tile.blocks) for tile in tiles)
+            return [*self._captured.for_rows(len(tiles), pages).replay(tiles)]
         step = self._step(tiles)
         self._decoder.run(self._pool.ctypes.data, step)
         rows = iter(step.logits)
         return [next(rows) if tile.wants_logits else None for tile in tiles]
 
+    def capture(self, batch: int) -> CapturedStep:
+        return self._captured.for_rows(batch, 1)
+
     def _step(self, tiles: Sequence[Tile]) -> StepArrays:
-        """The tiles as arrays, checked: the decoder itself checks nothing."""
-        facts = self._facts
+        """The tiles as arrays."""
         counts = np.array([(len(tile.tokens), len(tile.blocks), tile.row) for tile in tiles], np.int32).reshape(-1, 3)
         rows, pages, page_rows = counts.T
         ends, block_ends = np.cumsum(rows), np.cumsum(pages)
@@ -110,13 +121,7 @@ class Cpu:
         blocks = np.fromiter(chain.from_iterable(tile.blocks for tile in tiles), np.int32)
         described = np.stack([ends - rows, rows, page_rows, pages, block_ends - pages], axis=1, dtype=np.int32)
         wanted = np.flatnonzero([tile.wants_logits for tile in tiles])
-        assert rows.min() > 0
-        assert page_rows.min() >= 0
-        assert (page_rows + rows).max() <= PAGE_SIZE
-        assert (pages * PAGE_SIZE).max() <= self._positions
-        assert 0 <= tokens.min() <= tokens.max() < facts.vocab
-        assert 0 <= blocks.min() <= blocks.max() < self._pool_blocks
-        logits = np.empty((len(wanted), facts.vocab), np.float32)
+        logits = np.empty((len(wanted), self._facts.vocab), np.float32)
         return StepArrays(tokens, blocks, described, (ends[wanted] - 1).astype(np.int32), logits)
 
     def _page_array(self, block: int) -> Array:

@@ -38,7 +38,8 @@ class Backend(Protocol):
     def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
         """Run one step. Writes the K and V of every live row into its page, then attends.
 
-        Tiles of one sequence come in position order. Returns, per tile, fp32 logits [vocab] or None.
+        Tiles of one sequence come in position order. Returns, per tile, fp32 logits [vocab] or None; they hold until
+        the next step, which may write its own over them.
         """
         ...
 
@@ -56,4 +57,28 @@ class Backend(Protocol):
 
     def snapshot(self, block: int, rows: int) -> bytes:
         """A copy of the page's bytes in which rows from `rows` on are zero."""
+        ...
+
+
+class CapturedStep(Protocol):
+    """A decode step recorded once and replayed, as a CUDA graph is: same kernels, same buffers, only contents change.
+
+    A replay asks for no memory and dispatches what was recorded. Its bits are those of `Backend.forward`.
+    """
+
+    @property
+    def batch(self) -> int:
+        """The most rows that a replay takes."""
+        ...
+
+    def replay(self, tiles: Sequence[Tile]) -> list[Logits]:
+        """Run a step of up to `batch` lone tokens. Returns logits [vocab] per tile, which hold until the next step."""
+        ...
+
+
+class CapturesSteps(Protocol):
+    """What a backend that captures decode steps has besides `Backend`; its `forward` replays them by itself."""
+
+    def capture(self, batch: int) -> CapturedStep:
+        """The captured step for so many rows, captured first if need be: before the first request is the best time."""
         ...

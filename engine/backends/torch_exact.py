@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.backends.checks import check_tiles
 from engine.backends.face import Logits, Tile
+from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.weights import Weights
 
@@ -31,6 +33,10 @@ class TorchExact:
     """A llama or qwen2 decoder over one pool of KV pages. See `engine.backends.face.Backend`."""
 
     def __init__(self, facts: ModelFacts, weights: Weights, *, pool_blocks: int, threads: int) -> None:
+        if weights.dtype not in _DTYPES:
+            raise BackendUnavailable(
+                f"the torch backend runs {' and '.join(_DTYPES)}; {weights.dtype} needs the cpu backend"
+            )
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         self._facts = facts
@@ -71,6 +77,7 @@ class TorchExact:
         return bytes(_raw(page))
 
     def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+        check_tiles(tiles, self._facts, len(self._pool))
         with torch.inference_mode():
             hidden = [self._embed_tile(tile) for tile in tiles]  # each [16, H] fp32
             ropes = [self._rope_rows(tile) for tile in tiles]

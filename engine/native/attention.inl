@@ -185,16 +185,16 @@ static inline void fold(float* into, const float* next, int d) {
   into[d + 1] = into[d + 1] * old_fade[0] + next[d + 1] * new_fade[0];
 }
 
-template <class Kind>
+template <class Act>
 void write_out(const Shape& shape, const Attending& item, int query, const float* whole) {
   const int d = shape.head_size;
   const Place place(shape, query);
   const Vec share = splat(1.0f / whole[d + 1]);
-  auto* to = static_cast<typename Kind::Element*>(item.out) + place.row * item.out_stride + place.member * d;
-  for (int i = 0; i < d; i += kLanes) Kind::store(to + i, load(whole + i) * share);
+  put_all<Act>(item.out + place.row * item.out_stride + place.member * Act::units(d), d,
+               [&](int i) { return load(whole + i) * share; });
 }
 
-template <class Kind>
+template <class Kind, class Act>
 void attend_span(const Shape& shape, const Attending& item, int first, int queries) {
   const int d = shape.head_size, segments = segment_count(item.pages);
   Span span;
@@ -213,22 +213,22 @@ void attend_span(const Shape& shape, const Attending& item, int first, int queri
       if (segment) fold(whole[q], next, d);
     }
   }
-  for (int q = 0; q < queries; q++) write_out<Kind>(shape, item, first + q, whole[q]);
+  for (int q = 0; q < queries; q++) write_out<Act>(shape, item, first + q, whole[q]);
 }
 
-template <class Kind>
+template <class Kind, class Act>
 void attend(const Shape& shape, const Attending& item) {
   const int queries = item.rows * (shape.heads / shape.kv_heads);
   for (int first = 0; first < queries; first += kSpan)
-    attend_span<Kind>(shape, item, first, queries - first < kSpan ? queries - first : kSpan);
+    attend_span<Kind, Act>(shape, item, first, queries - first < kSpan ? queries - first : kSpan);
 }
 
-template <class Kind>
+template <class Act>
 void merge(const Shape& shape, const Attending& item) {
   const int queries = item.rows * (shape.heads / shape.kv_heads), segments = segment_count(item.pages);
   for (int q = 0; q < queries; q++) {
     float* whole = item.partial + q * segments * partial_floats(shape);
     for (int s = 1; s < segments; s++) fold(whole, whole + s * partial_floats(shape), shape.head_size);
-    write_out<Kind>(shape, item, q, whole);
+    write_out<Act>(shape, item, q, whole);
   }
 }

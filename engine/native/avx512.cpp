@@ -35,7 +35,7 @@ TENUTO_INLINE void narrow(Vec value, uint16_t* to) {
 
 }  // namespace
 
-const Kernels& kernels_avx512(bool fp32) { return fp32 ? table<Fp32>() : table<Bf16>(); }
+Kernels kernels_avx512(Format format) { return table_of(format); }
 
 }  // namespace tenuto
 

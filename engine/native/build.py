@@ -22,7 +22,7 @@ COMPILER = "g++"
 # Units are read as what they hold, two bf16 or one fp32, so types do alias.
 FLAGS = (
     "-std=c++17 -O3 -ffp-contract=off -fno-strict-aliasing -fno-math-errno "
-    "-fPIC -shared -pthread -fvisibility=hidden -Wno-psabi"
+    "-fPIC -shared -pthread -fvisibility=hidden -Wl,-Bsymbolic -Wno-psabi"
 ).split()
 SOURCES = Path(__file__).parent
 _TIMEOUT_S = 600.0

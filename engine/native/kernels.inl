@@ -1,13 +1,17 @@
 // Norm, product, gate, rotation: each the same code for both formats and all instruction sets.
 // Needs lanes.inl, and kRows x kColumns: the rows and the vectors of columns that one product keeps in registers.
 
-template <class Kind>
-void norm(const float* x, const float* weight, int width, float eps, void* out) {
-  auto* to = static_cast<typename Kind::Element*>(out);
+template <class Act>
+void norm(const float* x, const float* weight, int width, float eps, Unit* out) {
   Vec squares{};
   for (int i = 0; i < width; i += kLanes) squares = fused(load(x + i), load(x + i), squares);
   const Vec scale = splat(1.0f / __builtin_sqrtf(total(squares) / static_cast<float>(width) + eps));
-  for (int i = 0; i < width; i += kLanes) Kind::store(to + i, load(x + i) * scale * load(weight + i));
+  put_all<Act>(out, width, [&](int i) { return load(x + i) * scale * load(weight + i); });
+}
+
+template <class Act>
+void narrow_all(const float* from, int width, Unit* out) {
+  put_all<Act>(out, width, [&](int i) { return load(from + i); });
 }
 
 // out [Rows][32] = a [Rows][steps] x panel [steps][32]
@@ -35,26 +39,22 @@ void product_exactly(const Unit* a, size_t stride, int rows, const Unit* panel, 
   if constexpr (Rows > 1) product_exactly<Kind, Rows - 1>(a, stride, rows, panel, steps, out);
 }
 
-// Rows are dealt out evenly over as few products as can take them.
 template <class Kind>
 void product(const Unit* a, size_t stride, int rows, const Unit* panel, int steps, float* out) {
-  for (int products = (rows + kRows - 1) / kRows; products; products--) {
-    const int share = (rows + products - 1) / products;
-    product_exactly<Kind>(a, stride, share, panel, steps, out);
-    a += share * stride;
-    out += share * kPanel;
-    rows -= share;
-  }
+  each_share(rows, kRows, [&](int first, int share) {
+    product_exactly<Kind>(a + first * stride, stride, share, panel, steps, out + first * kPanel);
+  });
 }
 
-template <class Kind>
-void gate(const float* both, int rows, void* out, size_t stride) {
-  auto* to = static_cast<typename Kind::Element*>(out);
+template <class Act>
+void gate(const float* both, int rows, Unit* out, size_t stride) {
+  constexpr int half = kPanel / 2;
   for (int r = 0; r < rows; r++) {
-    for (int i = 0; i < kPanel / 2; i += kLanes) {
-      const Vec g = load(both + r * kPanel + i), up = load(both + r * kPanel + kPanel / 2 + i);
-      Kind::store(to + r * stride + i, g / (exponential(-g) + 1.0f) * up);
-    }
+    put_all<Act>(out + r * stride, Act::kChunk, [&](int i) {
+      const float* gates = both + (i / half * rows + r) * kPanel + i % half;
+      const Vec g = load(gates), up = load(gates + half);
+      return g / (exponential(-g) + 1.0f) * up;
+    });
   }
 }
 
@@ -93,9 +93,22 @@ void widen(const void* row, int width, float* out) {
   for (int i = 0; i < width; i++) out[i] = Kind::widen(from[i]);
 }
 
+template <class Kind, class Act>
+Kernels table() {
+  return {norm<Act>, {}, gate<Act>, place<Kind>, attend<Kind, Act>, merge<Act>, widen<Kind>, narrow_all<Act>};
+}
+
 template <class Kind>
-const Kernels& table() {
-  static const Kernels kernels = {norm<Kind>, product<Kind>, gate<Kind>, place<Kind>, attend<Kind>, merge<Kind>,
-                                  widen<Kind>};
+Kernels dense_table() {
+  Kernels kernels = table<Kind, Elements<Kind>>();
+  kernels.product[0] = product<Kind>;
   return kernels;
+}
+
+static inline Kernels table_of(Format format) {
+  switch (format) {
+    case Format::kFp32: return dense_table<Fp32>();
+    case Format::kW4a8: return table<Bf16, Groups>();
+    default: return dense_table<Bf16>();
+  }
 }

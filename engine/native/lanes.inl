@@ -8,6 +8,10 @@
 //   highest(Vec), total(Vec) the greatest lane; the sum of all lanes, in a fixed order
 //   narrow(Vec, uint16_t*)   to bf16, to nearest even
 //   formats.inl, attention.inl, kernels.inl
+//   dotted(IVec acc, IVec w, IVec a)  acc + the sum of w.byte * a.byte over the four bytes of a lane; w is unsigned, a
+//                            signed; exact
+//   halves(const uint16_t*)  fp16 as fp32
+//   grouped.inl
 
 #define TENUTO_INLINE static inline __attribute__((always_inline))
 
@@ -28,6 +32,16 @@ TENUTO_INLINE void store(float* to, Vec value) { __builtin_memcpy(to, &value, si
 TENUTO_INLINE Vec splat(float value) { return value - Vec{}; }
 TENUTO_INLINE IVec splat(Unit value) { return static_cast<int32_t>(value) - IVec{}; }
 TENUTO_INLINE Vec greater(Vec a, Vec b) { return a > b ? a : b; }
+
+// Calls work(first, share) over rows, dealt out evenly over as few shares of at most `most` as can take them.
+template <class Work>
+TENUTO_INLINE void each_share(int rows, int most, const Work& work) {
+  for (int first = 0, shares = (rows + most - 1) / most; shares; shares--) {
+    const int share = (rows - first + shares - 1) / shares;
+    work(first, share);
+    first += share;
+  }
+}
 
 // e^x to about 2 ulp (the polynomial of Cephes expf); 0 below -87, e^88 above 88.
 TENUTO_INLINE Vec exponential(Vec given) {

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
+#include <vector>
 
 #include "crew.h"
-#include "kernels.h"
+#include "interface.h"
 
 namespace tenuto {
 
@@ -16,29 +16,32 @@ class Arena {
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
-  Unit* take(size_t units);
+  Unit* take(size_t bytes);
 
  private:
   char* start_;
   size_t bytes_, used_ = 0;
 };
 
-// outputs x inputs weights as panels of 32 outputs: [panels][inputs/u][32] units; missing outputs are zeros.
+// outputs x inputs weights as panels of 32 outputs: dense ones are [inputs/u][32] units; missing outputs are zeros.
 struct Matrix {
-  const Unit* panels = nullptr;
+  struct Panel {
+    const Unit* start;
+    int kind;
+  };
   int outputs = 0;
-  int steps = 0;  // inputs / u
+  int steps = 0;
+  std::vector<Panel> panels;
 
-  int panel_count() const { return (outputs + kPanel - 1) / kPanel; }
-  const Unit* panel(int index) const { return panels + static_cast<size_t>(index) * steps * kPanel; }
+  int panel_count() const { return static_cast<int>(panels.size()); }
 };
 
-size_t packed_units(int outputs, int steps);
+inline int panels_of(int outputs) { return (outputs + kPanel - 1) / kPanel; }
+size_t packed_bytes(const MatrixSource& source, int outputs, int steps);
 
-// Packs rows [outputs][steps] of units.
-Matrix pack(Crew& crew, Arena& arena, const Unit* rows, int outputs, int steps);
+Matrix pack(Crew& crew, Arena& arena, const MatrixSource& source, int outputs, int steps);
 
-// The same for [gates; ups][steps]: each panel holds 16 gates and the 16 ups that belong to them.
-Matrix pack_gated(Crew& crew, Arena& arena, const Unit* rows, int outputs, int steps);
+// The same for [gates; ups]: each panel holds 16 gates and the 16 ups that belong to them. Grouped panels come so.
+Matrix pack_gated(Crew& crew, Arena& arena, const MatrixSource& source, int outputs, int steps);
 
 }  // namespace tenuto

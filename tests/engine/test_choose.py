@@ -13,10 +13,12 @@ from engine.native import Library
 from tests.engine.conftest import NATIVE, Loaded
 
 
-def choose(tiny: Loaded, name: str, cache_dir: Path | None = NATIVE.parent) -> tuple[Any, list[str]]:
+def choose(
+    tiny: Loaded, name: str, cache_dir: Path | None = NATIVE.parent, dtype: str = "bf16"
+) -> tuple[Any, list[str]]:
     told: list[str] = []
     settings = BackendSettings(name, 4, 2, cache_dir)
-    backend = open_backend(settings, tiny.facts, tiny.weights("bf16", None), lambda what, done: told.append(what))
+    backend = open_backend(settings, tiny.facts, tiny.weights(dtype, None), lambda what, done: told.append(what))
     return backend.identity.backend, told
 
 
@@ -38,6 +40,12 @@ def test_auto_goes_on_with_torch_where_nothing_can_be_built_and_says_why(tiny: L
 
 
 @pytest.mark.usefixtures("no_compiler")
+def test_auto_does_not_go_on_with_a_backend_that_cannot_run_the_dtype(tiny: Loaded) -> None:
+    with pytest.raises(BackendUnavailable, match=r"the cpu backend cannot run here: there is no g\+\+"):
+        choose(tiny, "auto", dtype="w4a8")
+
+
+@pytest.mark.usefixtures("no_compiler")
 def test_a_backend_asked_for_by_name_is_never_replaced(tiny: Loaded) -> None:
     with pytest.raises(BackendUnavailable, match=r"the cpu backend cannot run here: there is no g\+\+"):
         choose(tiny, "cpu")
@@ -49,6 +57,7 @@ def test_auto_takes_torch_on_a_processor_without_vectors_for_it(tiny: Loaded, mo
     assert name == "torch"
     assert "neither AVX-512 nor AVX2" in " ".join(told)
     assert choose(tiny, "cpu")[0] == "cpu"
+    assert choose(tiny, "auto", dtype="w4a8")[0] == "cpu"
 
 
 def test_an_unknown_backend_is_refused_by_name(tiny: Loaded) -> None:

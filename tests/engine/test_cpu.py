@@ -9,12 +9,14 @@ import pytest
 
 from engine.backends import Tile
 from engine.errors import BackendUnavailable
-from engine.facts import PAGE_SIZE, ModelFacts
+from engine.facts import PAGE_SIZE, ModelFacts, fingerprint
 from engine.native import INSTRUCTION_SETS
-from engine.weights import Weights
+from engine.quantised import pack, quantise
+from engine.weights import Weights, _to_dtype
 from tests.engine.conftest import MODELS, Loaded, cpu_backend, load, model_path, models_dir, native_library
 
-CLOSE = {"fp32": 1e-5, "bf16": 4e-2}  # of the greatest logit
+DTYPES = ("fp32", "bf16", "w4a8")
+CLOSE = {"fp32": 1e-5, "bf16": 4e-2, "w4a8": 6e-2}  # of the greatest logit
 
 
 def random_model(**changes: Any) -> tuple[ModelFacts, dict[str, np.ndarray[Any, np.dtype[Any]]]]:
@@ -26,6 +28,8 @@ def random_model(**changes: Any) -> tuple[ModelFacts, dict[str, np.ndarray[Any, 
         "heads": 2,
         "kv_heads": 1,
         "head_size": 64,
+        "tied_output": False,
+        "qkv_bias": True,
         **changes,
     }
     facts = ModelFacts(
@@ -36,8 +40,6 @@ def random_model(**changes: Any) -> tuple[ModelFacts, dict[str, np.ndarray[Any, 
         rope_base=10_000.0,
         rope_scale=1.0,
         norm_eps=1e-5,
-        tied_output=False,
-        qkv_bias=True,
         size_bytes=0,
         **sizes,
     )
@@ -47,7 +49,9 @@ def random_model(**changes: Any) -> tuple[ModelFacts, dict[str, np.ndarray[Any, 
     def matrix(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         return (rng.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32)
 
-    arrays = {"embed": matrix(facts.vocab, wide), "head": matrix(facts.vocab, wide), "norm": np.ones(wide, np.float32)}
+    arrays = {"embed": matrix(facts.vocab, wide), "norm": np.ones(wide, np.float32)}
+    if not facts.tied_output:
+        arrays["head"] = matrix(facts.vocab, wide)
     for layer in range(facts.layers):
         shapes = {
             "attn_norm": (wide,),
@@ -59,7 +63,23 @@ def random_model(**changes: Any) -> tuple[ModelFacts, dict[str, np.ndarray[Any, 
             "down": (wide, facts.ffn),
         }
         arrays |= {f"{layer}.{name}": matrix(*shape) for name, shape in shapes.items()}
+        if not facts.qkv_bias:
+            del arrays[f"{layer}.qkv_bias"]
     return facts, arrays
+
+
+def in_groups(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Weights for w4a8, and in fp32 the weights that those are."""
+    grouped, same = {"embed": _to_dtype(arrays["embed"], "w4a8")}, {"head": arrays["embed"], **arrays}
+    for name, value in same.items():
+        part = name.split(".")[-1]
+        if part in ("qkv", "o", "gate_up", "down", "head"):
+            groups = quantise(value)
+            same[name] = groups.values()
+            grouped[name], grouped[f"{name}.kinds"] = pack([groups], gated=part == "gate_up")
+        elif part != "embed":
+            grouped[name] = value
+    return grouped, same
 
 
 def prompt(tokens: list[int]) -> list[Tile]:
@@ -74,6 +94,11 @@ def ids(count: int, vocab: int) -> list[int]:
     return [int(i) for i in np.random.default_rng(1).integers(0, vocab, count)]
 
 
+def reference_logits(loaded: Loaded, dtype: str, tiles: list[Tile]) -> Any:
+    """What torch gives, for w4a8 in fp32: its weights here are fp32 ones in 8 bits."""
+    return loaded.backend("torch", "fp32" if dtype == "w4a8" else dtype, 64).forward(tiles)[-1]
+
+
 def distance(left: Any, right: Any) -> float:
     return float(np.abs(left - right).max() / np.abs(right).max())
 
@@ -84,10 +109,10 @@ def runnable() -> tuple[str, ...]:
     return INSTRUCTION_SETS[: INSTRUCTION_SETS.index(best) + 1]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_all_instruction_sets_agree_closely(tiny: Loaded, dtype: str) -> None:
     tiles = prompt(ids(150, tiny.facts.vocab))
-    reference = tiny.backend("torch", dtype, 16).forward(tiles)[-1]
+    reference = reference_logits(tiny, dtype, tiles)
     for isa in runnable():
         backend = tiny.backend("cpu", dtype, 16, isa=isa)
         assert backend.identity.instruction_set.endswith(isa)
@@ -107,11 +132,11 @@ def test_every_instruction_set_gives_the_tokens_of_torch_on_a_real_model(isa: st
     assert int(found.argmax()) == int(expected.argmax())
 
 
-SHAPES = [
-    {"head_size": 64, "heads": 2, "kv_heads": 2},
-    {"head_size": 128, "heads": 1, "kv_heads": 1},
+SHAPES: list[dict[str, Any]] = [
+    {"head_size": 64, "heads": 2, "kv_heads": 2, "tied_output": True},
+    {"head_size": 128, "heads": 1, "kv_heads": 1, "qkv_bias": False},
     {"head_size": 64, "heads": 7, "kv_heads": 1, "hidden": 448},
-    {"head_size": 128, "heads": 8, "kv_heads": 2, "hidden": 1024},
+    {"head_size": 128, "heads": 8, "kv_heads": 2, "hidden": 1024, "tied_output": True, "qkv_bias": False},
     {"head_size": 48, "heads": 3, "kv_heads": 3, "hidden": 144},
     {"head_size": 256, "heads": 1, "kv_heads": 1, "hidden": 256},
 ]
@@ -119,7 +144,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"d{s['head_size']}-{s['heads']}of{s['kv_heads']}")
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-def test_any_shape_of_heads_gives_what_torch_gives(shape: dict[str, int], isa: str) -> None:
+def test_any_shape_gives_what_torch_gives(shape: dict[str, Any], isa: str) -> None:
     from engine.backends.torch_exact import TorchExact
 
     if isa not in runnable():
@@ -131,8 +156,20 @@ def test_any_shape_of_heads_gives_what_torch_gives(shape: dict[str, int], isa: s
     assert distance(cpu_backend(facts, weights, 8, isa).forward(tiles)[-1], expected) < CLOSE["fp32"]
 
 
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s["head_size"] != 48], ids=lambda s: f"d{s['head_size']}")
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_any_shape_in_groups_of_32_gives_nearly_what_its_weights_give_in_fp32(shape: dict[str, Any], isa: str) -> None:
+    if isa not in runnable():
+        pytest.skip(f"this processor has no {isa}")
+    facts, arrays = random_model(ffn=96, **shape)
+    grouped, same = in_groups(arrays)
+    tiles = prompt(ids(101, facts.vocab))
+    expected = cpu_backend(facts, Weights("fp32", same), 8).forward(tiles)[-1]
+    assert distance(cpu_backend(facts, Weights("w4a8", grouped), 8, isa).forward(tiles)[-1], expected) < CLOSE["w4a8"]
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_depend_on_neither_chunks_nor_neighbours_on_any_instruction_set(
     tiny: Loaded, isa: str, dtype: str
 ) -> None:
@@ -149,7 +186,7 @@ def test_bits_depend_on_neither_chunks_nor_neighbours_on_any_instruction_set(
     assert np.array_equal(whole, single)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_long_context_has_the_same_bits_whole_and_in_segments(tiny: Loaded, dtype: str) -> None:
     """A lone token has its segments shared out among threads; a long prompt walks them one after another."""
     backend = tiny.backend("cpu", dtype, 64)
@@ -162,11 +199,12 @@ def test_a_long_context_has_the_same_bits_whole_and_in_segments(tiny: Loaded, dt
     for at, token in enumerate(last.tokens):
         alone = backend.forward([Tile(last.blocks, at, (token,), True)])[-1]
     assert np.array_equal(whole, alone)
-    reference = tiny.backend("torch", dtype, 64).forward(tiles)[-1]
-    assert distance(whole, reference) < CLOSE[dtype]
+    reference = reference_logits(tiny, dtype, tiles)
+    assert distance(whole, reference) < 2 * CLOSE[dtype]
 
 
-def test_bits_and_identity_do_not_depend_on_the_number_of_threads(tiny: Loaded) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_and_identity_do_not_depend_on_the_number_of_threads(tiny: Loaded, dtype: str) -> None:
     from engine.backends.cpu import Cpu
 
     tiles = prompt(ids(77, tiny.facts.vocab))
@@ -174,7 +212,7 @@ def test_bits_and_identity_do_not_depend_on_the_number_of_threads(tiny: Loaded) 
     for threads in (1, 2, 5):
         backend = Cpu(
             tiny.facts,
-            tiny.weights("bf16", None),
+            tiny.weights(dtype, None),
             library=native_library(),
             pool_blocks=8,
             threads=threads,
@@ -183,7 +221,7 @@ def test_bits_and_identity_do_not_depend_on_the_number_of_threads(tiny: Loaded) 
     assert seen[0] == seen[1] == seen[2]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 15, 16])
 def test_a_snapshot_holds_the_first_rows_and_zeros(tiny: Loaded, dtype: str, rows: int) -> None:
     backend = tiny.backend("cpu", dtype, 4)
@@ -194,7 +232,21 @@ def test_a_snapshot_holds_the_first_rows_and_zeros(tiny: Loaded, dtype: str, row
     assert backend.snapshot(0, rows) == bytes(backend.page(1))
 
 
-def test_a_width_that_does_not_fill_the_vectors_is_refused_with_a_reason() -> None:
-    facts, arrays = random_model(ffn=72)
-    with pytest.raises(BackendUnavailable, match="ffn size that is a multiple of 16; this model has 72"):
-        cpu_backend(facts, Weights("fp32", arrays), 2)
+@pytest.mark.parametrize(("dtype", "ffn", "multiple"), [("fp32", 72, 16), ("w4a8", 80, 32)])
+def test_a_width_that_does_not_fill_the_vectors_is_refused_with_a_reason(dtype: str, ffn: int, multiple: int) -> None:
+    facts, arrays = random_model(ffn=ffn)
+    with pytest.raises(BackendUnavailable, match=f"ffn size that is a multiple of {multiple} for {dtype}; this"):
+        cpu_backend(facts, Weights(dtype, arrays), 2)
+
+
+def test_torch_refuses_w4a8_and_says_what_runs_it(tiny: Loaded) -> None:
+    with pytest.raises(BackendUnavailable, match="runs bf16 and fp32; w4a8 needs the cpu backend"):
+        tiny.backend("torch", "w4a8", 4)
+
+
+def test_pages_of_w4a8_are_as_large_as_those_of_bf16_and_of_another_fingerprint(tiny: Loaded) -> None:
+    sizes = {dtype: tiny.facts.page_bytes(dtype) for dtype in DTYPES}
+    assert sizes["w4a8"] == sizes["bf16"] == sizes["fp32"] // 2
+    backends = [tiny.backend("cpu", dtype, 2) for dtype in DTYPES]
+    assert len(backends[2].page(0)) == sizes["w4a8"]
+    assert len({fingerprint(tiny.digest, tiny.facts, backend.identity) for backend in backends}) == 3

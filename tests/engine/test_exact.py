@@ -38,7 +38,8 @@ class Rig:
         return tiles
 
     def run(self, sequence: int, start: int, end: int, ids: list[int] | None = None) -> Any:
-        return self.backend.forward(self.tiles(sequence, start, end, ids))[-1]
+        """A copy of the logits, which hold until the next step only."""
+        return self.backend.forward(self.tiles(sequence, start, end, ids))[-1].copy()
 
     def pages(self, sequence: int, tokens: int) -> list[bytes]:
         """The bytes of the pages that hold `tokens` tokens; rows after them are zero in the last one."""
@@ -57,16 +58,27 @@ def make(backend: str, name: str, dtype: str, tmp: Path) -> Rig:
     return Rig(loaded.backend(backend, dtype, 6 * PAGES, models_dir() / "cache"), loaded.facts.vocab)
 
 
-TINY: dict[str, dict[str, Any]] = {"tiny-llama": {"arch": "llama"}, "tiny-qwen2": {"arch": "qwen2"}}
-REAL = [(MODELS[0], "bf16"), (MODELS[0], "fp32"), (MODELS[1], "bf16")]
-CASES = [
-    *[(name, dtype, ()) for name in TINY for dtype in ("bf16", "fp32")],
-    *[(name, dtype, (pytest.mark.model,)) for name, dtype in REAL],
-]
+MIXED = {
+    "attn_q": "Q4_1",
+    "attn_k": "Q5_0",
+    "attn_v": "Q8_0",
+    "ffn_gate": "Q4_0",
+    "ffn_up": "F16",
+    "ffn_down": "Q4_1",
+    "token_embd": "Q8_0",
+}
+TINY: dict[str, dict[str, Any]] = {
+    "tiny-llama": {"arch": "llama"},
+    "tiny-qwen2": {"arch": "qwen2"},
+    "tiny-mixed": {"arch": "qwen2", "quants": MIXED},
+}
+DTYPES = {"torch": ("bf16", "fp32"), "cpu": ("bf16", "fp32", "w4a8")}
 PARAMS = [
     pytest.param((backend, name, dtype), id=f"{backend}-{name}-{dtype}", marks=marks)
-    for backend in ("torch", "cpu")
-    for name, dtype, marks in CASES
+    for backend, dtypes in DTYPES.items()
+    for names, marks in ((TINY, ()), (MODELS, (pytest.mark.model,)))
+    for name in names
+    for dtype in dtypes
 ]
 
 
@@ -106,6 +118,21 @@ def test_a_sequence_in_a_mixed_batch_gives_the_bits_it_gives_alone(rig: Rig) -> 
         assert np.array_equal(rig.backend.forward(tiles)[-1], alone[step])
 
 
+@pytest.mark.parametrize("size", [3, 11, 17, 29])
+def test_a_prompt_in_odd_chunks_beside_a_decode_leaves_the_bits_of_both(rig: Rig, size: int) -> None:
+    other = rig.ids[::-1]
+    whole = rig.run(0, 0, LENGTH)
+    rig.run(1, 0, 20, other)
+    alone = [rig.run(1, 20 + n, 21 + n, other) for n in range(-(-LENGTH // size))]
+    rig.run(2, 0, 20, other)
+    for n, start in enumerate(range(0, LENGTH, size)):
+        chunk = rig.tiles(3, start, min(start + size, LENGTH))
+        found = rig.backend.forward([*rig.tiles(2, 20 + n, 21 + n, other), *chunk])
+        assert np.array_equal(found[0], alone[n])
+    assert np.array_equal(found[-1], whole)
+    assert rig.pages(3, LENGTH) == rig.pages(0, LENGTH)
+
+
 def test_a_restored_session_goes_on_with_the_bits_of_one_that_never_left(rig: Rig) -> None:
     rig.run(0, 0, LENGTH)
     saved = rig.pages(0, LENGTH)
@@ -131,3 +158,15 @@ def test_copied_rows_are_a_page_of_ones_own(rig: Rig) -> None:
     rig.backend.copy_rows(source, target, 5)
     assert rig.backend.snapshot(target, PAGE_SIZE) == rig.backend.snapshot(source, 5)
     assert rig.backend.snapshot(source, 5) != rig.backend.snapshot(source, PAGE_SIZE)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5])
+def test_decode_steps_of_any_batch_have_the_bits_of_steps_with_a_prefill_in_them(rig: Rig, batch: int) -> None:
+    """Lone tokens alone are a captured step on backends that capture; with a prefill beside them they are not."""
+    starts = [20 + 7 * n for n in range(batch)]
+    for sequence, start in enumerate(starts):
+        rig.run(sequence, 0, start)
+    steps = [tile for n, at in enumerate(starts) for tile in rig.tiles(n, at, at + 1)]
+    captured = [row.copy() for row in rig.backend.forward(steps)]
+    beside = rig.backend.forward([*steps, *rig.tiles(5, 0, 3)])
+    assert all(np.array_equal(left, right) for left, right in zip(captured, beside, strict=False))

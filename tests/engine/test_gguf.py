@@ -33,7 +33,7 @@ def write(tmp_path: Path, data: bytes) -> Path:
 def test_a_whole_file_says_what_it_holds(tiny_path: Path) -> None:
     with GgufFile(tiny_path) as file:
         facts = read_facts(file)
-    assert (facts.arch, facts.layers, facts.heads, facts.kv_heads, facts.head_size) == ("llama", 2, 4, 2, 16)
+    assert (facts.arch, facts.layers, facts.heads, facts.kv_heads, facts.head_size) == ("llama", 2, 2, 1, 32)
     assert facts.tied_output
     assert facts.kv_bytes_per_token("bf16") == 2 * 2 * 2 * 16 * 2
 

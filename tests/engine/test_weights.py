@@ -21,7 +21,7 @@ def cache_file(cache: Path) -> Path:
 
 
 def test_cached_weights_equal_those_built_in_memory(tiny: Loaded, tmp_path: Path) -> None:
-    for dtype in ("bf16", "fp32"):
+    for dtype in ("bf16", "fp32", "w4a8"):
         fresh = tiny.weights(dtype, None)
         cached = tiny.weights(dtype, tmp_path)
         assert fresh.arrays.keys() == cached.arrays.keys()

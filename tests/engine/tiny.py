@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, CONTEXT = 2, 64, 96, 4, 2, 512
+LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, CONTEXT = 2, 64, 96, 2, 1, 512
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -36,7 +36,8 @@ def vocabulary() -> tuple[list[str], list[int], list[str]]:
 
 
 def write_tiny(path: Path, *, arch: str = "llama", seed: int = 0, template: str = TEMPLATE, **changes: Any) -> Path:
-    """Write the model. `changes`: metadata to override by key (dots as __), or `tensors` to override by name."""
+    """Write the model. `changes`: metadata to override by key (dots as __), `tensors` to override by name, or `quants`:
+    the type of the tensors whose names contain a word."""
     rng = np.random.default_rng(seed)
     tokens, kinds, merges = vocabulary()
     writer = gguf.GGUFWriter(path, arch)
@@ -48,7 +49,7 @@ def write_tiny(path: Path, *, arch: str = "llama", seed: int = 0, template: str 
         f"{arch}.attention.head_count": HEADS,
         f"{arch}.attention.head_count_kv": KV_HEADS,
     }
-    values |= {key.replace("__", "."): value for key, value in changes.items() if key != "tensors"}
+    values |= {key.replace("__", "."): value for key, value in changes.items() if key not in ("tensors", "quants")}
     for key, value in values.items():
         writer.add_uint32(key, value)
     writer.add_float32(f"{arch}.rope.freq_base", 10_000.0)
@@ -63,12 +64,21 @@ def write_tiny(path: Path, *, arch: str = "llama", seed: int = 0, template: str 
     tensors = _tensors(rng, len(tokens), arch)
     tensors |= changes.get("tensors", {})
     for name, value in tensors.items():
-        writer.add_tensor(name, value)
+        _add(writer, name, value, changes.get("quants", {}))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add(writer: gguf.GGUFWriter, name: str, value: Any, quants: dict[str, str]) -> None:
+    for word, quant in quants.items():
+        if word in name and name.endswith("weight"):
+            kind = gguf.GGMLQuantizationType[quant]
+            writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
+            return
+    writer.add_tensor(name, value)
 
 
 def _tensors(rng: np.random.Generator, vocab: int, arch: str) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
