@@ -252,13 +252,12 @@ class EngineCore:
 
     def _measure(self, plan: Plan, step_s: float) -> None:
         self.steps += 1
+        self.scheduler.measured(plan, step_s)
         self.metrics.step_s.observe(step_s)
-        decoding = sum(work.count == 1 for work in plan.work)
-        prefill = sum(work.count for work in plan.work if work.count > 1)
-        if decoding:
-            self.metrics.batch.observe(decoding)
-        if prefill:
-            self.metrics.prefill_tokens.observe(prefill)
+        if plan.decoding:
+            self.metrics.batch.observe(plan.decoding)
+        if plan.prefill:
+            self.metrics.prefill_tokens.observe(plan.prefill)
 
     def _sample(self, live: Live, logits: Logits) -> None:
         request = live.request

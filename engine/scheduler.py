@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from engine.facts import PAGE_SIZE
 from engine.fairness import Fairness
+from engine.pace import Pace
 from engine.pages import PagePool
 from engine.request import Phase, Request
 
@@ -28,13 +29,15 @@ PASSED_OVER_AT_MOST = 16
 
 @dataclass(frozen=True)
 class Budget:
-    """Tokens of prefill in one step: the first figure beside requests that decode, so that a long prompt does not
-    stall their streams, the second when nobody decodes. `running`: most requests admitted at once.
+    """Tokens of prefill in one step: `prefill_alone` when nobody decodes. Beside requests that decode, so many that a
+    step takes `stretch` longer than without them; the first figure while that is not known, and always with `stretch`
+    0. `running`: most requests admitted at once.
     """
 
     prefill_beside_decode: int = 16
     prefill_alone: int = 256
     running: int = 32
+    stretch: float = 0.75
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class Work:
     start: int
     count: int
     samples: bool
+
+    @property
+    def is_decode(self) -> bool:
+        return self.samples and self.count == 1
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,14 @@ class Plan:
     preempt: Request | None = None
 
     @property
-    def idle(self) -> bool:
-        return not (self.admit or self.work or self.unpin_pages or self.preempt)
+    def decoding(self) -> int:
+        """Requests that run one token."""
+        return sum(work.is_decode for work in self.work)
+
+    @property
+    def prefill(self) -> int:
+        """Tokens of the others."""
+        return sum(work.count for work in self.work if not work.is_decode)
 
 
 class Scheduler:
@@ -74,6 +87,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         self._admitted: list[Request] = []
         self._fairness = Fairness()
+        self._pace = Pace(budget.prefill_beside_decode, budget.prefill_alone, budget.stretch)
         self._arrivals = 0
 
     @property
@@ -127,6 +141,11 @@ class Scheduler:
             return Plan(unpin_pages=unpin)
         return Plan(tuple(admit), tuple(self._work()))
 
+    def measured(self, plan: Plan, step_s: float) -> None:
+        """A plan's work took `step_s` seconds. Decides how much prefill comes beside decoding from here on."""
+        if self._budget.stretch:
+            self._pace.observe(plan.decoding, plan.prefill, step_s)
+
     # -- admission ------------------------------------------------------------------------------------------------
 
     def _admit(self, pinned_pages: int) -> tuple[list[Request], int]:
@@ -174,8 +193,7 @@ class Scheduler:
     def _work(self) -> list[Work]:
         running = [r for r in self._admitted if r.phase is Phase.RUNNING]
         work = [Work(r, r.computed, 1, True) for r in running if r.pending == 1]
-        budget = self._budget
-        tokens = budget.prefill_beside_decode if work else budget.prefill_alone
+        tokens = self._pace.tokens(len(work))
         for request in sorted((r for r in running if r.pending > 1), key=_prefill_rank):
             if tokens <= 0:
                 request.passed_over += 1

@@ -72,7 +72,7 @@ class Settings:
     engine_address: str | None = None
     engine_threads: int | None = None
     engine_dtype: str = "bf16"
-    engine_backend: str = "torch"
+    engine_backend: str = "auto"
     kv_tokens: int = 16384
     nvme_kv_bytes: int = 4 * GIB
     nvme_after_s: float = 2.0

@@ -42,7 +42,7 @@ def open_backend(
         except BackendUnavailable as reason:
             if only_cpu:
                 raise BackendUnavailable(f"the cpu backend cannot run here: {reason}") from reason
-            progress(f"the torch backend, as the cpu backend cannot run here: {reason}", 0.0)
+            progress(f"the torch backend, several times slower, as the cpu backend cannot run here: {reason}", 0.0)
     from engine.backends.torch_exact import TorchExact
 
     progress("packing", 0.0)
