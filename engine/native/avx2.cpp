@@ -13,7 +13,7 @@ namespace {
 
 typedef float Vec __attribute__((vector_size(32)));
 typedef int32_t IVec __attribute__((vector_size(32)));
-constexpr int kRows = 4, kColumns = 2, kWide = 2, kGroupRows = 3, kGroupColumns = 2;
+constexpr int kRows = 4, kColumns = 2, kWide = 2, kGroupRows = 4, kGroupColumns = 2;
 
 inline __attribute__((always_inline)) Vec fused(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 

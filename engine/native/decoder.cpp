@@ -7,6 +7,9 @@ namespace {
 
 constexpr int kRowsPerItem = 8;  // of the work that goes row by row
 constexpr int kMaxGatePanels = 2;
+constexpr int kFewRows = 8;
+constexpr size_t kBytesPerItem = 96 << 10;
+constexpr int kLeastItemsPerThread = 3;
 constexpr int kRowsPerProduct = 252;  // activations that stay in a core's cache while the panels pass: 21 x 12 rows
 
 size_t arena_bytes(const Shape& s, const Source& source) {
@@ -21,7 +24,14 @@ size_t arena_bytes(const Shape& s, const Source& source) {
   return bytes;
 }
 
-int row_blocks(int rows) { return (rows + kRowsPerProduct - 1) / kRowsPerProduct; }
+// Items that share out the panels of a matrix. A few rows take them as fast as memory gives them, and a longer run is
+// read faster and claimed more seldom; many rows calculate. A multiple of the threads, so that all end together.
+int panel_items(const Matrix& matrix, int panels, int rows, int threads) {
+  if (rows > kFewRows) return panels;
+  const int by_size = static_cast<int>(matrix.bytes / kBytesPerItem);
+  const int items = std::max(by_size, kLeastItemsPerThread * threads);
+  return std::min(panels, (items + threads - 1) / threads * threads);
+}
 
 }  // namespace
 
@@ -193,15 +203,12 @@ size_t Decoder::run_at(int layer, int which) const {
 
 void Decoder::gate(const Job& job, int rows) {
   const Matrix& matrix = layers_[job.layer].gate_up;
-  const int panels = shape_.gate_panels(), items = matrix.panel_count() / panels;
+  const int panels = shape_.gate_panels();
   const size_t stride = shape_.activation_units(shape_.ffn), piece = shape_.activation_units(panels * kPanel / 2);
-  dispatch(job, row_blocks(rows) * items, [&](int item) {
-    const int at = item % items, first = item / items * kRowsPerProduct;
-    const int count = std::min(rows - first, kRowsPerProduct);
+  each_panel(job, matrix, panels, rows, [&](int panel, int first, int count) {
     alignas(64) float both[kMaxGatePanels * kRowsPerProduct * kPanel];
-    for (int p = 0; p < panels; p++)
-      product(matrix, at * panels + p, job.from, first, count, both + p * count * kPanel);
-    kernels_.gate(both, count, static_cast<Unit*>(job.to) + first * stride + at * piece, stride);
+    for (int p = 0; p < panels; p++) product(matrix, panel + p, job.from, first, count, both + p * count * kPanel);
+    kernels_.gate(both, count, static_cast<Unit*>(job.to) + first * stride + panel / panels * piece, stride);
   });
 }
 
@@ -220,13 +227,22 @@ void Decoder::add(const Job& job, const Matrix& matrix, int rows) {
   });
 }
 
+// work(panel, first row, rows) for every `together`th panel and every block of rows.
+template <class Work>
+void Decoder::each_panel(const Job& job, const Matrix& matrix, int together, int rows, const Work& work) {
+  const int panels = matrix.panel_count() / together, blocks = (rows + kRowsPerProduct - 1) / kRowsPerProduct;
+  const int items = panel_items(matrix, panels, rows, crew_.threads());
+  dispatch(job, blocks * items, [&](int item) {
+    const int first = item / items * kRowsPerProduct, count = std::min(rows - first, kRowsPerProduct);
+    const int end = (item % items + 1) * panels / items;
+    for (int panel = item % items * panels / items; panel < end; panel++) work(panel * together, first, count);
+  });
+}
+
 // What the job reads [rows][inputs] x matrix; store(row, column, columns, values) is called for each row of each panel.
 template <class Store>
 void Decoder::multiply(const Job& job, const Matrix& matrix, int rows, const Store& store) {
-  dispatch(job, row_blocks(rows) * matrix.panel_count(), [&](int item) {
-    const int panel = item % matrix.panel_count();
-    const int first = item / matrix.panel_count() * kRowsPerProduct;
-    const int count = std::min(rows - first, kRowsPerProduct);
+  each_panel(job, matrix, 1, rows, [&](int panel, int first, int count) {
     alignas(64) float out[kRowsPerProduct * kPanel];
     product(matrix, panel, job.from, first, count, out);
     const int columns = std::min(kPanel, matrix.outputs - panel * kPanel);

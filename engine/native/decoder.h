@@ -58,6 +58,8 @@ class Decoder {
   void add(const Job& job, const Matrix& matrix, int rows);
   Attending attending(const Job& job, const Step& step, const Part& part, Scratch& scratch) const;
   void product(const Matrix& matrix, int panel, const void* a, int first, int rows, float* out) const;
+  template <class Work>
+  void each_panel(const Job& job, const Matrix& matrix, int together, int rows, const Work& work);
   template <class Store>
   void multiply(const Job& job, const Matrix& matrix, int rows, const Store& store);
   template <class Work>

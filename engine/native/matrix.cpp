@@ -20,6 +20,7 @@ Matrix laid_out(Arena& arena, const MatrixSource& source, int outputs, int steps
   Matrix matrix;
   matrix.outputs = outputs;
   matrix.steps = steps;
+  matrix.bytes = packed_bytes(source, outputs, steps);
   for (int panel = 0; panel < panels_of(outputs); panel++)
     matrix.panels.push_back({arena.take(panel_bytes(source, panel, steps)), source.kinds ? source.kinds[panel] : 0});
   return matrix;

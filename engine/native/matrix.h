@@ -33,6 +33,8 @@ struct Matrix {
   int steps = 0;
   std::vector<Panel> panels;
 
+  size_t bytes = 0;
+
   int panel_count() const { return static_cast<int>(panels.size()); }
 };
 

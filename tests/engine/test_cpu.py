@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,3 +252,33 @@ def test_pages_of_w4a8_are_as_large_as_those_of_bf16_and_of_another_fingerprint(
     backends = [tiny.backend("cpu", dtype, 2) for dtype in DTYPES]
     assert len(backends[2].page(0)) == sizes["w4a8"]
     assert len({fingerprint(tiny.digest, tiny.facts, backend.identity) for backend in backends}) == 3
+
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def helpers(before: set[str]) -> list[Path]:
+    """The threads of this process that are not in `before`."""
+    return [task for task in Path("/proc/self/task").iterdir() if task.name not in before]
+
+
+def state_and_cpu_s(task: Path) -> tuple[str, float]:
+    """One letter, S for asleep, and the processor time so far: proc(5), after the name in parentheses."""
+    fields = (task / "stat").read_text().rpartition(")")[2].split()
+    return fields[0], (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def test_threads_with_nothing_to_do_fall_asleep(tiny: Loaded) -> None:
+    from engine.backends.cpu import Cpu
+
+    before = {task.name for task in Path("/proc/self/task").iterdir()}
+    backend = Cpu(tiny.facts, tiny.weights("bf16", None), library=native_library(), pool_blocks=8, threads=3)
+    backend.forward(prompt(ids(77, tiny.facts.vocab)))
+    crew = helpers(before)
+    assert len(crew) == 2
+    for task in crew:
+        _, started = state_and_cpu_s(task)
+        while state_and_cpu_s(task)[0] != "S":
+            assert state_and_cpu_s(task)[1] - started < 1, "a thread spins for longer than any gap between jobs"
+    del backend
+    assert helpers(before) == []

@@ -118,7 +118,7 @@ def test_a_sequence_in_a_mixed_batch_gives_the_bits_it_gives_alone(rig: Rig) -> 
         assert np.array_equal(rig.backend.forward(tiles)[-1], alone[step])
 
 
-@pytest.mark.parametrize("size", [3, 11, 17, 29])
+@pytest.mark.parametrize("size", [11, 29])
 def test_a_prompt_in_odd_chunks_beside_a_decode_leaves_the_bits_of_both(rig: Rig, size: int) -> None:
     other = rig.ids[::-1]
     whole = rig.run(0, 0, LENGTH)
