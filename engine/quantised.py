@@ -1,7 +1,7 @@
 """Weights in groups of 32 inputs, each code * scale + minimum, and the panels that the C++ decoder multiplies by.
 
 Codes of a model file are kept where its groups are ours too: Q4_0, Q4_1 and Q4_K in 4 bits, Q5_0 and Q8_0 in 8. All
-others are quantised to 8 bits here, symmetrically.
+others are quantised to 8 bits here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from engine.errors import ModelError
 from engine.gguf import GgufFile
 
+VERSION = 2  # of what this file makes of a model file; cached weights and KV pages of other versions are not used
 GROUP = 32
 PANEL = 32  # outputs that are packed together
 WIDE_SCALES, WIDE_CODES = 1, 2  # bits of a panel's kind: scales in fp32 instead of fp16, codes of 8 bits instead of 4
@@ -56,11 +57,14 @@ def read_groups(file: GgufFile, name: str) -> Groups:
 
 
 def quantise(values: Array) -> Groups:
-    """fp32 [rows, inputs] in 8 bits: 128 is zero, the greatest magnitude of a group is 127 steps."""
+    """fp32 [rows, inputs] in 8 bits: 255 steps from the least value of a group to the greatest."""
     grouped = values.reshape(len(values), -1, GROUP)
-    scale = (np.abs(grouped).max(axis=2) / np.float32(127)).astype(np.float32)
-    steps = np.divide(grouped, scale[..., None], out=np.zeros_like(grouped), where=scale[..., None] > 0)
-    return Groups((np.rint(steps) + 128).astype(np.uint8), scale, scale * np.float32(-128), 8)
+    least, greatest = grouped.min(axis=2), grouped.max(axis=2)
+    scale = ((greatest - least) / np.float32(255)).astype(np.float32)
+    steps = np.divide(
+        grouped - least[..., None], scale[..., None], out=np.zeros_like(grouped), where=scale[..., None] > 0
+    )
+    return Groups(np.rint(steps).clip(0, 255).astype(np.uint8), scale, least, 8)
 
 
 def pack(parts: Sequence[Groups], gated: bool = False) -> tuple[Array, Array]:

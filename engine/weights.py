@@ -20,7 +20,7 @@ import numpy as np
 from engine.errors import WeightsCacheError
 from engine.facts import ModelFacts
 from engine.gguf import GgufFile
-from engine.quantised import Groups, pack, read_groups
+from engine.quantised import VERSION, Groups, pack, read_groups
 from engine.temporaries import prefix, sweep
 
 _MAGIC = b"TENUTOW2"
@@ -154,8 +154,12 @@ def _build_cache(path: Path, file: GgufFile, digest: str, facts: ModelFacts, dty
         Path(temporary).unlink(missing_ok=True)
 
 
+def _form(dtype: str) -> str:
+    return f"{dtype}.{VERSION}" if dtype == "w4a8" else dtype
+
+
 def _header(digest: str, dtype: str, table: dict[str, Any], body_bytes: int) -> bytes:
-    described = {"source": digest, "dtype": dtype, "tensors": table, "body_bytes": body_bytes}
+    described = {"source": digest, "dtype": _form(dtype), "tensors": table, "body_bytes": body_bytes}
     text = json.dumps(described, sort_keys=True)
     return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}).encode()
 
@@ -174,7 +178,11 @@ def _map_cache(path: Path, digest: str, dtype: str) -> Weights | None:
         checksum = hashlib.sha256(outer["body"].encode()).hexdigest()
         start = -(-(16 + size) // _ALIGN) * _ALIGN
         whole = path.stat().st_size == start + described["body_bytes"]
-        if checksum != outer["sha256"] or not whole or (described["source"], described["dtype"]) != (digest, dtype):
+        if (
+            checksum != outer["sha256"]
+            or not whole
+            or (described["source"], described["dtype"]) != (digest, _form(dtype))
+        ):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -21,7 +21,7 @@ from engine.backends.face import Logits, Tile
 from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.native import Decoder, Library, StepArrays
-from engine.quantised import GROUP
+from engine.quantised import GROUP, VERSION
 from engine.weights import Weights
 
 # A unit u is 4 bytes: two neighbouring bf16 or one fp32. K is [d/u][16] units and V is [16/u][d] units.
@@ -149,7 +149,7 @@ def identity(dtype: str, instruction_set: str, key: str) -> BackendIdentity:
         page_layout=_PAGE_LAYOUT,
         instruction_set=f"{platform.machine()}/{instruction_set}",
         threads=0,
-        version=key,
+        version=f"{key}.{VERSION}" if dtype == "w4a8" else key,
     )
 
 

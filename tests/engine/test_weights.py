@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from engine.facts import BackendIdentity, fingerprint, read_facts
 from engine.gguf import GgufFile
@@ -96,3 +97,13 @@ def test_anything_that_can_change_a_bit_changes_the_fingerprint(tiny: Loaded) ->
     assert len(others | {mark}) == len(changes) + 1
     with GgufFile(tiny.path) as file:
         assert fingerprint(tiny.digest, read_facts(file), IDENTITY) == mark
+
+
+def test_groups_of_another_version_are_made_again(
+    tiny: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.weights("w4a8", tmp_path)
+    before = cache_file(tmp_path).read_bytes()
+    monkeypatch.setattr("engine.weights.VERSION", 99)
+    tiny.weights("w4a8", tmp_path)
+    assert cache_file(tmp_path).read_bytes() != before
