@@ -7,6 +7,7 @@ threads changes no bit either, so the identity leaves it out.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import platform
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class Cpu:
         self._pool_blocks = pool_blocks
         self._identity = identity(weights.dtype, chosen, library.key)
         self._page_bytes = facts.page_bytes(weights.dtype)
-        self._memory = mmap.mmap(-1, pool_blocks * self._page_bytes)  # aligned to a page of the system, and zero
+        self._memory = _pool_memory(pool_blocks * self._page_bytes)
         self._bytes = memoryview(self._memory)
         self._pool = np.frombuffer(self._memory, np.uint8)
         self._unit = 1 if weights.dtype == "fp32" else 2
@@ -151,6 +152,14 @@ def identity(dtype: str, instruction_set: str, key: str) -> BackendIdentity:
         threads=0,
         version=f"{key}.{VERSION}" if dtype == "w4a8" else key,
     )
+
+
+def _pool_memory(size_bytes: int) -> mmap.mmap:
+    """Zeros, aligned to a page of the system; in huge ones where there are, for attention jumps from place to place."""
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # another system, or a kernel built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _rope_table(facts: ModelFacts) -> tuple[Array, Array]:
