@@ -31,8 +31,12 @@ check: setup
 
 bench: setup
 	$(BIN)/python -m bench.resume
+	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.eval
 
 soak: setup
+	$(BIN)/python -m bench.crowd --seconds 300
+	$(BIN)/python -m pytest tests/engine/test_schedules.py --hypothesis-profile=soak --timeout=3600
 	$(BIN)/python -m bench.resume --seeds 20
 
 clean:

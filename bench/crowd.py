@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ class Streams:
             asked.ended_s = self._now()
             await client.close()
 
-    def _generate(self, client: EngineClient, asked: Asked, session: str | None = None) -> AsyncIterator[Any]:
+    def _generate(self, client: EngineClient, asked: Asked, session: str | None = None) -> AsyncGenerator[Any, None]:
         return client.generate(
             request_id=f"r{asked.number}" + (session or ""),
             session=session or asked.session,

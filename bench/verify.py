@@ -1,4 +1,4 @@
-"""Recompute a bench's figures from its evidence.
+"""Recompute the benches' figures from the evidence in a directory.
 
 python -m bench.verify DIR
 """
@@ -7,36 +7,56 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bench import crowd, resume
+from bench import crowd, engine_figures, eval_figures, evidence, resume
+
+Verdict = tuple[dict[str, Any], bool]
+
+
+def _resume(path: Path) -> Verdict:
+    samples = [json.loads(line) for line in path.read_text().splitlines()]
+    figure = resume.figures(samples, json.loads(path.with_suffix(".left.json").read_text()))
+    return figure, resume.is_green(figure)
+
+
+def _engine(path: Path) -> Verdict:
+    figure = engine_figures.figures(*evidence.read(path))
+    return figure, engine_figures.is_green(figure)
+
+
+def _eval(path: Path) -> Verdict:
+    figure = eval_figures.figures(*evidence.read(path))
+    return figure, eval_figures.is_green(figure)
+
+
+def _crowd(path: Path) -> Verdict:
+    figure = crowd.figures([json.loads(line) for line in path.read_text().splitlines()])
+    return figure, crowd.is_green(figure)
+
+
+BENCHES: dict[str, Callable[[Path], Verdict]] = {
+    "resume.jsonl": _resume,
+    "engine.jsonl": _engine,
+    "eval.jsonl": _eval,
+    "crowd.jsonl": _crowd,
+}
 
 
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, path_type=Path))
 def main(directory: Path) -> None:
-    """Figures from the raw samples of every bench that left some there; exit status 1 if one is not green."""
-    green = True
-    if (directory / "resume.jsonl").exists():
-        figure = resume.figures(_lines(directory / "resume.jsonl"), _whole(directory / "resume.left.json"))
+    """Figures from raw samples, a line for each bench that left some; exit status 1 if any are not green."""
+    verdicts = [check(directory / name) for name, check in BENCHES.items() if (directory / name).is_file()]
+    if not verdicts:
+        raise click.ClickException(f"{directory} holds none of {', '.join(BENCHES)}")
+    for figure, _ in verdicts:
         click.echo(json.dumps(figure))
-        green &= resume.is_green(figure)
-    if (directory / "crowd.jsonl").exists():
-        figure = crowd.figures(_lines(directory / "crowd.jsonl"))
-        click.echo(json.dumps(figure))
-        green &= crowd.is_green(figure)
-    sys.exit(0 if green else 1)
-
-
-def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _whole(path: Path) -> Any:
-    return json.loads(path.read_text())
+    sys.exit(0 if all(green for _, green in verdicts) else 1)
 
 
 if __name__ == "__main__":

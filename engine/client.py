@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -170,7 +170,7 @@ class EngineClient:
         salt: bytes = b"",
         known_tokens: int = 0,
         kv_source: str = "any",
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """One Prefill, then Tokens as they come, then one Done; Preempted and Resumed may come between them. Leaving
         the iteration early cancels the generation.
 
