@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.pace import Pace
+from engine.pace import LEAST, REFRESH_EVERY, Pace
 
 DECODE_S = 0.010
 
@@ -15,9 +15,19 @@ def settled(token_s: float, decoding: int = 8, steps: int = 60) -> tuple[Pace, i
     pace = Pace(first=16, most=256, stretch=0.75)
     pace.observe(decoding, 0, DECODE_S)
     for _ in range(steps):
-        tokens = pace.tokens(decoding)
-        pace.observe(decoding, tokens, DECODE_S + tokens * token_s)
-    return pace, pace.tokens(decoding)
+        step(pace, token_s, decoding)
+    return pace, share(pace, token_s, decoding)
+
+
+def step(pace: Pace, token_s: float, decoding: int = 8, decode_s: float = DECODE_S) -> int:
+    tokens = pace.tokens(decoding)
+    pace.observe(decoding, tokens, decode_s + tokens * token_s)
+    return tokens
+
+
+def share(pace: Pace, token_s: float, decoding: int = 8) -> int:
+    """What it gives in a step that carries prefill."""
+    return step(pace, token_s, decoding) or step(pace, token_s, decoding)
 
 
 def test_nobody_decodes_and_the_prompt_has_the_step_to_itself() -> None:
@@ -34,20 +44,32 @@ def test_while_nothing_is_known_the_first_figure_holds() -> None:
 @given(st.floats(0.00005, 0.002))
 def test_a_step_is_stretched_by_no_more_than_was_allowed(token_s: float) -> None:
     _, tokens = settled(token_s)
-    assert DECODE_S + tokens * token_s <= DECODE_S * 1.75 * 1.001
-    assert tokens == 256 or DECODE_S + (tokens + 1) * token_s > DECODE_S * 1.75 * 0.999
+    assert tokens == LEAST or DECODE_S + tokens * token_s <= DECODE_S * 1.75 * 1.001
+    assert tokens in (LEAST, 256) or DECODE_S + (tokens + 1) * token_s > DECODE_S * 1.75 * 0.999
 
 
 def test_the_share_shrinks_as_the_context_grows() -> None:
     pace, before = settled(0.0005)
     for _ in range(30):
-        tokens = pace.tokens(8)
-        pace.observe(8, tokens, DECODE_S + tokens * 0.0015)
-    assert pace.tokens(8) < before
+        step(pace, 0.0015)
+    assert 0 < share(pace, 0.0015) < before
 
 
 def test_a_prompt_always_gets_on() -> None:
-    assert settled(10.0)[1] == 1
+    assert settled(10.0)[1] == LEAST
+
+
+def test_a_machine_that_becomes_slower_in_both_keeps_the_share_and_does_not_starve_the_prompt() -> None:
+    pace, before = settled(0.0005)
+    for _ in range(20 * REFRESH_EVERY):
+        step(pace, 0.0015, decode_s=3 * DECODE_S)
+    assert abs(share(pace, 0.0015) - before) <= 1
+
+
+def test_decoding_is_measured_again_every_so_often() -> None:
+    pace, _ = settled(0.0005)
+    given_ = [step(pace, 0.0005) for _ in range(3 * (REFRESH_EVERY + 1))]
+    assert given_.count(0) == 3
 
 
 def test_prefill_alone_teaches_what_a_token_costs() -> None:
