@@ -58,6 +58,7 @@ class CapturedSteps:
 
     def for_rows(self, rows: int, pages: int) -> CapturedStep:
         """The step of the smallest bucket that holds so many rows, with room for so many pages each."""
+        assert rows <= BUCKETS[-1]
         batch = next(bucket for bucket in BUCKETS if bucket >= rows)
         step = self._steps.get(batch)
         if step is None or step.pages < pages:
