@@ -6,8 +6,8 @@ Every mode makes the same tool calls, under the engine's own grammar and greedil
 right and wrong are checked mechanically. A mode is compared with fp32 by whether it chooses the same tools and
 arguments, by a sign test over everything that one gets right and the other does not, and, over a fixed text as
 context, by its most likely token and the KL divergence at every position. Equal tokens are not asked for.
-`--sabotage` must turn it red: `disturbed` lets layers of the judged modes trade places, `altered` improves the
-evidence after the fact.
+`--sabotage` must turn it red: `disturbed` lets layers of the judged modes trade places, `coarse` rounds bf16 weights to
+four bits with no care, `altered` improves the evidence after the fact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import click
 from bench import evidence
 from bench.compiled import BenchError
 from bench.eval_figures import REFERENCE, figures, is_green, misses, wilson
-from bench.eval_run import Mode, compare
+from bench.eval_run import Mode, Spoil, coarsen, compare, disturb
 from bench.eval_tasks import QUESTIONS, TOOL_TASKS
 from bench.evidence import Line
 from engine.catalogue import models
@@ -32,6 +32,7 @@ from runtime.settings import Settings
 
 MODES = (REFERENCE, "bf16", "w4a8")
 _POSITIONS = 384
+SPOILERS: dict[str, Spoil] = {"disturbed": disturb, "coarse": coarsen}
 
 
 def measure(
@@ -42,7 +43,7 @@ def measure(
     tasks: int = len(TOOL_TASKS),
     questions: int = len(QUESTIONS),
     positions: int = _POSITIONS,
-    disturbed: bool = False,
+    spoil: Spoil | None = None,
 ) -> list[Line]:
     """Everything that every mode said, as lines of evidence. fp32 comes first: the others are compared with it."""
     assert modes[0] == REFERENCE
@@ -50,7 +51,7 @@ def measure(
     reference = None
     for name in modes:
         try:
-            mode = Mode(model, name, threads=threads, disturbed=disturbed and name != REFERENCE)
+            mode = Mode(model, name, threads=threads, spoil=None if name == REFERENCE else spoil)
         except BenchError as error:
             lines.append({"kind": "absent", "mode": name, "why": str(error)})
             continue
@@ -67,18 +68,20 @@ def measure(
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--evidence", "directory", type=click.Path(path_type=Path), default=Path("bench/out"), show_default=True)
 @click.option("--quick", is_flag=True, help="A few tasks and fp32 beside bf16 only.")
-@click.option("--sabotage", type=click.Choice(["disturbed", "altered"]), help="Break a promise on purpose.")
+@click.option("--sabotage", type=click.Choice([*SPOILERS, "altered"]), help="Break a promise on purpose.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on the last line.")
 def main(
     names: tuple[str, ...], threads: int, directory: Path, quick: bool, sabotage: str | None, as_json: bool
 ) -> None:
     """Quantised modes beside fp32: tool calls, exact answers, every position of a text."""
     limits: dict[str, Any] = {"tasks": 6, "questions": 6, "positions": 48, "modes": MODES[:2]} if quick else {}
+    if sabotage == "coarse":
+        limits["modes"] = MODES[:2]
     lines: list[Line] = []
     for name in names or [entry.name for entry in models()]:
         settings = Settings.load(overrides={"TENUTO_MODEL": name})
         ensure_model(settings)
-        lines += measure(settings.model_path, threads=threads, disturbed=sabotage == "disturbed", **limits)
+        lines += measure(settings.model_path, threads=threads, spoil=SPOILERS.get(sabotage or ""), **limits)
     path = directory / "eval.jsonl"
     evidence.leave(path, lines)
     if sabotage == "altered":

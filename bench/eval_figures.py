@@ -11,13 +11,13 @@ from bench.eval_tasks import QUESTIONS, TOOL_TASKS, right_answer, right_call, ri
 from bench.evidence import Line, only
 
 REFERENCE = "fp32"
-# A mode is judged by these against fp32, on every model. They are judgements, not laws: with the few dozen tasks here
-# a 95 % interval is about 10 points wide, so `same_*` bars catch a mode that has become another model.
+# A mode is judged by these against fp32, on every model. They are judgements: on SmolLM2 bf16 reaches 97 %, 97 %, 99 %
+# and 0.0002, while weights rounded to four bits a second time reach 67 %, 47 %, 69 % and 0.36.
 BARS = {
-    "same_tool": (True, 0.85),
-    "same_call": (True, 0.75),
-    "top1": (True, 0.85),
-    "kl_mean": (False, 0.1),
+    "same_tool": (True, 0.9),
+    "same_call": (True, 0.8),
+    "top1": (True, 0.92),
+    "kl_mean": (False, 0.02),
     "worse_p": (True, 0.05),
 }
 _TASKS = {task.key: task for task in TOOL_TASKS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ _TOOL_TOKENS, _ANSWER_TOKENS = 72, 24
 _PREFILL_TOGETHER = 8
 _ROWS_TOGETHER = 64
 _POOL_BLOCKS = 1024
+_GROUP = 32
+Spoil = Callable[[Weights], Weights]
 LogProbabilities = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -53,14 +55,13 @@ class Asked:
 class Mode:
     """A model in one dtype. Raises BenchError where the engine does not have it."""
 
-    def __init__(self, model: Path, dtype: str, *, threads: int, disturbed: bool = False) -> None:
+    def __init__(self, model: Path, dtype: str, *, threads: int, spoil: Spoil | None = None) -> None:
         self.dtype = dtype
         facts, weights = opened_weights(model, dtype)
+        weights = spoil(weights) if spoil else weights
         settings = BackendSettings("cpu", _POOL_BLOCKS, threads, model.parent / "cache")
         try:
-            self._backend: Backend = open_backend(
-                settings, facts, disturb(weights, facts.layers) if disturbed else weights, lambda what, done: None
-            )
+            self._backend: Backend = open_backend(settings, facts, weights, lambda what, done: None)
         except (EngineError, KeyError, ValueError) as error:
             raise BenchError(f"cpu cannot run {dtype}: {error}") from error
         self._tokenizer, self._chat = load_chat_format(model)
@@ -150,9 +151,10 @@ def compare(mode: str, reference: LogProbabilities, found: LogProbabilities) -> 
         yield {"kind": "position", "mode": mode, "at": at, "same": bool(best[at] == other[at]), "kl": float(kl[at])}
 
 
-def disturb(weights: Weights, layers: int) -> Weights:
+def disturb(weights: Weights) -> Weights:
     """Sabotage: layers of the middle half trade places, first with last and so on, where they are of one kind."""
     arrays = dict(weights.arrays)
+    layers = 1 + max(int(name.partition(".")[0]) for name in arrays if name[0].isdigit())
     low, high = layers // 4, layers - layers // 4 - 1
     while low < high:
         pair = [{n.partition(".")[2]: n for n in arrays if n.startswith(f"{at}.")} for at in (low, high)]
@@ -161,6 +163,19 @@ def disturb(weights: Weights, layers: int) -> Weights:
             for part, name in pair[0].items():
                 arrays[name], arrays[pair[1][part]] = arrays[pair[1][part]], arrays[name]
         low, high = low + 1, high - 1
+    return Weights(weights.dtype, arrays)
+
+
+def coarsen(weights: Weights) -> Weights:
+    """Sabotage: bf16 matrices rounded to 15 steps per group of 32, as a careless repacking would."""
+    assert weights.dtype == "bf16"
+    arrays = dict(weights.arrays)
+    for name, array in arrays.items():
+        if array.ndim == 2 and name != "embed":
+            values = (array.astype(np.uint32) << 16).view(np.float32).reshape(len(array), -1, _GROUP)
+            scale = np.maximum(np.abs(values).max(axis=2, keepdims=True), 1e-12) / 7
+            rounded = (np.rint(values / scale) * scale).astype(np.float32).reshape(array.shape)
+            arrays[name] = (rounded.view(np.uint32) >> 16).astype(np.uint16)
     return Weights(weights.dtype, arrays)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import evidence
-from bench.eval import measure
+from bench.eval import SPOILERS, measure
 from bench.eval_figures import figures, is_green, misses
 from tests.bench.support import verified
 from tests.engine.conftest import model_path, native_library
@@ -34,8 +34,9 @@ def test_bf16_does_as_fp32_does_and_the_figures_can_be_recomputed(model, tmp_pat
     assert verified(tmp_path)[1] == figure
 
 
-def test_layers_that_trade_places_turn_it_red(model):
-    figure = figures(measure(model, ("fp32", "bf16"), disturbed=True, **FEW))
+@pytest.mark.parametrize("sabotage", ["disturbed", "coarse"])
+def test_weights_that_were_spoilt_turn_it_red(model, sabotage):
+    figure = figures(measure(model, ("fp32", "bf16"), spoil=SPOILERS[sabotage], **FEW))
     assert not is_green(figure)
     assert any("top1" in miss for miss in misses(figure))
     assert any("kl_mean" in miss for miss in misses(figure))

@@ -17,7 +17,7 @@ def said_by(mode: str, *, wrong: int = 0, kl: float = 0.01) -> list[dict[str, An
     for number, question in enumerate(QUESTIONS[:10]):
         said = "nothing" if number < wrong else question.answer.split("|")[0]
         lines.append({"kind": "answer", "question": question.key, "said": said})
-    lines += [{"kind": "position", "at": at, "same": at % 10 != 0, "kl": kl} for at in range(100)]
+    lines += [{"kind": "position", "at": at, "same": at % 20 != 0, "kl": kl} for at in range(100)]
     return [{**line, "mode": mode, "model": "m"} for line in lines]
 
 
@@ -25,16 +25,16 @@ def test_a_mode_that_does_as_fp32_does_is_green():
     figure = figures([*said_by("fp32"), *said_by("w4a8")])
     assert figure["modes"]["m/w4a8"]["call"] == [36, 36]
     assert figure["modes"]["m/w4a8"]["answer"] == [10, 10]
-    assert figure["modes"]["m/w4a8"]["top1"] == 0.9
+    assert figure["modes"]["m/w4a8"]["top1"] == 0.95
     assert is_green(figure)
 
 
-def test_a_mode_that_loses_tasks_is_red_by_the_sign_test_even_where_it_agrees_on_most():
+def test_a_mode_that_loses_tasks_is_red_by_the_sign_test_and_by_its_disagreement():
     figure = figures([*said_by("fp32"), *said_by("w4a8", wrong=4)])
     row = figure["modes"]["m/w4a8"]
     assert (row["lost"], row["won"]) == (8, 0)
-    assert row["same_tool"] > 0.85
-    assert [miss.split(":")[1].split()[0] for miss in misses(figure)] == ["worse_p"]
+    assert row["same_tool"] < 0.9
+    assert [miss.split(":")[1].split()[0] for miss in misses(figure)] == ["same_tool", "worse_p"]
 
 
 def test_a_mode_that_wins_as_much_as_it_loses_is_not_worse():
@@ -44,7 +44,7 @@ def test_a_mode_that_wins_as_much_as_it_loses_is_not_worse():
 
 
 def test_a_divergence_above_the_bar_is_red():
-    figure = figures([*said_by("fp32"), *said_by("w4a8", kl=0.2)])
+    figure = figures([*said_by("fp32"), *said_by("w4a8", kl=0.03)])
     assert any("kl_mean" in miss for miss in misses(figure))
 
 
