@@ -19,7 +19,8 @@ import asyncio
 import json
 import platform
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,10 @@ from bench import evidence, formats, llamacpp, streams
 from bench.bandwidth import Bandwidth
 from bench.columns import COLUMNS, QUICK, Column
 from bench.compiled import BenchError
-from bench.engine_figures import BARS, BF16, OURS, RATIOS, best, figures, is_green, misses, p95, table
+from bench.engine_figures import BF16, OURS, best, figures, is_green, misses, table
+from bench.engine_report import report
 from bench.evidence import Line
-from bench.quiet import Watch
+from bench.quiet import DISTURBED_CORES, Watch
 from bench.runners import OURS as MODES
 from bench.runners import opened_weights
 from bench.worker import Spec, Worker, open_workers
@@ -43,7 +45,7 @@ SABOTAGES = ("slow", "unequal", "stall", "altered", "plain-peer", "flash-off")
 SCREENING = 2  # rounds in which everyone runs
 _REACH = 0.8  # who is slower than this part of the fastest of its family after them does not go on
 _SLOWED = 8
-_PATIENCE_S = 20.0  # spent per round on waiting for other programs
+_PATIENCE_S = 40.0  # spent per round on what other programs disturb
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Rounds:
     wanted: Wanted
     workers: dict[str, Worker]
     bandwidth: Bandwidth
+    keep: Callable[[list[Line]], None]
     lines: list[Line] = field(default_factory=list)
     patience_s: float = 0.0  # what is left of the round's
 
@@ -84,14 +87,24 @@ class Rounds:
             for column in self.wanted.columns:
                 names = self._turns(column.name, number)
                 for name in names:
-                    self.patience_s -= watch.wait(min(_PATIENCE_S / 10, self.patience_s))
-                    timing = self.workers[name].timing(column.name)
-                    made = {"kind": "timing", "round": number, "engine": name, "column": column.name}
-                    self._leave({**made, **timing, "foreign_cores": watch.cores()})
+                    timing = self._timing(name, column.name, watch)
+                    self._leave({"kind": "timing", "round": number, "engine": name, "column": column.name, **timing})
+            self.keep(self.lines)
             _tell(f"round {number + 1} of {self.wanted.rounds} done, load {evidence.load_average()}")
         for name in self.workers:
             if name.startswith(f"{OURS}/"):
                 self._leave({"kind": "alone", "engine": name, "column": "batch8", "rows": self._alone(name)})
+
+    def _timing(self, name: str, column: str, watch: Watch) -> Line:
+        """One timing; a disturbed one is thrown away and made again while the round's patience lasts."""
+        while True:
+            self.patience_s -= watch.wait(min(_PATIENCE_S / 20, self.patience_s))
+            began = time.monotonic()
+            timing = self.workers[name].timing(column)
+            foreign = watch.cores()
+            if foreign <= DISTURBED_CORES or self.patience_s <= 0:
+                return {**timing, "foreign_cores": foreign}
+            self.patience_s -= time.monotonic() - began
 
     def _turns(self, column: str, number: int) -> list[str]:
         """Who runs a column in a round; the order is turned from round to round."""
@@ -122,8 +135,11 @@ class Rounds:
         self.lines.append({**line, "load": evidence.load_average()})
 
 
-def measure(wanted: Wanted) -> list[Line]:
-    """Every raw measurement of a run, as lines of evidence. Raises BenchError."""
+def measure(wanted: Wanted, keep: Callable[[list[Line]], None] = lambda lines: None) -> list[Line]:
+    """Every raw measurement of a run, as lines of evidence. Raises BenchError.
+
+    `keep` is given what there is after every round, so that a run that is ended early leaves something.
+    """
     files = _peer_files(wanted)
     options = {
         "slowed": _SLOWED if wanted.sabotage == "slow" else 1,
@@ -144,14 +160,16 @@ def measure(wanted: Wanted) -> list[Line]:
     lines += [{"kind": "engine", "name": name, **worker.about} for name, worker in workers.items()]
     lines += [{"kind": "absent", "name": name, "why": why} for name, why in absent.items()]
     bandwidth = Bandwidth(matrices, wanted.threads)
-    rounds = Rounds(wanted, workers, bandwidth)
+    rounds = Rounds(wanted, workers, bandwidth, lambda done: keep(lines + done))
     try:
         rounds.run()
     finally:
         bandwidth.close()
         for worker in workers.values():
             worker.close()
-    return lines + rounds.lines + _gaps(wanted, [name for name in wanted.gap_modes if f"{OURS}/{name}" in workers])
+    lines += rounds.lines
+    keep(lines)
+    return lines + _gaps(wanted, [name for name in wanted.gap_modes if f"{OURS}/{name}" in workers])
 
 
 def _peer_files(wanted: Wanted) -> dict[str, Path]:
@@ -229,12 +247,11 @@ def main(
     modes = {"ours": ("bf16",), "gap_modes": ("bf16",)} if quick else {}
     rounds = min(rounds, 2) if quick else rounds
     wanted = Wanted(settings.model_path, rounds, threads, quick, sabotage, peer, only=only, **modes)
+    path = directory / "engine.jsonl"
     try:
-        lines = measure(wanted)
+        evidence.leave(path, measure(wanted, lambda lines: evidence.leave(path, lines)))
     except BenchError as error:
         raise click.ClickException(str(error)) from error
-    path = directory / "engine.jsonl"
-    evidence.leave(path, lines)
     if sabotage == "altered":
         evidence.alter(path, "timing", "seconds", 0.5)
     show(*evidence.read(path), as_json=as_json)
@@ -248,43 +265,9 @@ def show(lines: list[Line], sealed: bool, *, as_json: bool) -> None:
             _tell(miss)
         click.echo(json.dumps(figure))
     else:
-        for text in _report(lines, figure):
+        for text in report(lines, figure):
             click.echo(text)
     sys.exit(0 if is_green(figure) else 1)
-
-
-def _report(lines: Sequence[Line], figure: dict[str, Any]) -> list[str]:
-    about = evidence.only(lines, "about")[0]
-    rows = table(lines)
-    text = [f"{about['model']}, {about['threads']} threads, tokens per second, median (timings)", ""]
-    text.append("| engine | " + " | ".join(RATIOS) + " |")
-    text.append("|---" * (len(RATIOS) + 1) + "|")
-    for row in sorted(rows, key=lambda row: str(row["engine"])):
-        cells = ["-" if row[name] is None else f"{row[name][0]:.0f} ({row[name][1]})" for name in RATIOS]
-        text.append(f"| {row['engine']} | " + " | ".join(cells) + " |")
-    text += ["", *(f"absent: {line['name']}: {line['why']}" for line in evidence.only(lines, "absent"))]
-    reads = [line["bytes_per_s"] for line in evidence.only(lines, "bandwidth")]
-    if reads:
-        text.append(
-            f"memory: {max(reads) / 1e9:.1f} GB/s at best, {about['matrix_bytes'] / 1e6:.0f} MB of bf16 matrices"
-        )
-    for line in evidence.only(lines, "gaps"):
-        if line["gaps_ms"]:
-            found = f"p95 {p95(line['gaps_ms']):.0f} ms of {len(line['gaps_ms'])} gaps"
-            text.append(f"eight streams, {line['dtype']}, {line['window']}: {found}, {line['seconds']:.1f} s")
-    text.append(f"other programs used {figure['foreign_cores']} cores in the median")
-    for line in evidence.only(lines, "engine"):
-        if "system_info" in line:
-            text.append(f"{line['name']}: {' '.join(line['flags'])}; {line['system_info']} flash {line['flash_attn']}")
-    text += ["", *(f"{name}: {figure[name]}" + _bar(name) for name in figure)]
-    return text + [f"MISSED: {miss}" for miss in misses(figure)]
-
-
-def _bar(name: str) -> str:
-    if name not in BARS:
-        return ""
-    more, bar = BARS[name]
-    return f" ({'at least' if more else 'at most'} {bar})"
 
 
 def _tell(text: str) -> None:
