@@ -1,5 +1,10 @@
 """Pages of KV as keyed, verified bytes, in tiers that outlive their process."""
 
+from kvtier.audit import Audit, Finding, Flaw
+from kvtier.codec import CodecConfig, Compression, DomainKey, KeyRing
+from kvtier.collect import Collected, References
+from kvtier.config import S3Place, SharedConfig, TierConfig
+from kvtier.counts import TierCounts
 from kvtier.errors import (
     TierBusyError,
     TierClosedError,
@@ -9,17 +14,38 @@ from kvtier.errors import (
     TierIntegrityError,
     TierUsageError,
 )
+from kvtier.fakes import MemoryObjects, MemoryStore
 from kvtier.fileops import Io, RealIo
 from kvtier.keys import PageKey, next_key, page_keys, root_key
+from kvtier.objects import Objects
+from kvtier.speed import ReadSpeed
 from kvtier.stack import TierStack
-from kvtier.values import Loaded, Receipt, Tier, TierConfig, TierCounts, TierStats
+from kvtier.store import PageStore
+from kvtier.values import Loaded, Receipt, Stored, Tier, TierStats
 
 __all__ = [
+    "Audit",
+    "CodecConfig",
+    "Collected",
+    "Compression",
+    "DomainKey",
+    "Finding",
+    "Flaw",
     "Io",
+    "KeyRing",
     "Loaded",
+    "MemoryObjects",
+    "MemoryStore",
+    "Objects",
     "PageKey",
+    "PageStore",
+    "ReadSpeed",
     "RealIo",
     "Receipt",
+    "References",
+    "S3Place",
+    "SharedConfig",
+    "Stored",
     "Tier",
     "TierBusyError",
     "TierClosedError",

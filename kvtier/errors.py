@@ -8,7 +8,14 @@
         ├── TierIntegrityError  a conservation law does not hold
         └── TierClosedError     the stack was closed
 
-Losing a page is not an error: it is a miss, a receipt that says so, and a counter.
+Losing a page is not an error: it is a miss, a receipt that says so, and a counter. What tiers tell themselves
+while they find out stays inside the package:
+
+    FormatError             not a whole segment or manifest of ours: damage
+    ForeignError            whole, of another format version: another release's
+    UndecodableError        whole and ours, but written with a key or a library that is not here
+    NoKeyError              the key ring has no key for a domain, so nothing of it is stored
+    OSError                 storage failed; S3 clients' errors are turned into it
 """
 
 from __future__ import annotations
@@ -40,3 +47,19 @@ class TierIntegrityError(TierFault):
 
 class TierClosedError(TierFault):
     """The stack is closed."""
+
+
+class FormatError(Exception):
+    """These bytes are not a whole segment header or manifest of ours."""
+
+
+class ForeignError(Exception):
+    """Whole, but of another format version: of use to another release, so it is not damage."""
+
+
+class UndecodableError(Exception):
+    """Stored bytes that verify, but that this process cannot turn into a page."""
+
+
+class NoKeyError(Exception):
+    """The key ring has no key for this domain, so nothing of it may be stored."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Room: TypeAlias = bytearray | memoryview  # what a read fills
 
 
 class Io(Protocol):
@@ -16,7 +17,7 @@ class Io(Protocol):
 
     def close(self, fd: int) -> None: ...
 
-    def read_at(self, fd: int, buffers: list[bytearray], offset: int) -> int:
+    def read_at(self, fd: int, buffers: list[Room], offset: int) -> int:
         """Fills the buffers in order; returns how many bytes there were (fewer at the file's end)."""
         ...
 
@@ -25,6 +26,10 @@ class Io(Protocol):
     def fsync(self, fd: int) -> None: ...
 
     def rename(self, source: Path, target: Path) -> None: ...
+
+    def link(self, source: Path, target: Path) -> None:
+        """A second name; FileExistsError where the target exists."""
+        ...
 
     def unlink(self, path: Path) -> None: ...
 
@@ -40,7 +45,7 @@ class RealIo:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def read_at(self, fd: int, buffers: list[bytearray], offset: int) -> int:
+    def read_at(self, fd: int, buffers: list[Room], offset: int) -> int:
         done = 0
         rest = [memoryview(buffer) for buffer in buffers]
         while rest:
@@ -64,6 +69,9 @@ class RealIo:
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target)
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
@@ -91,3 +99,11 @@ def fsync_dir(io: Io, path: Path) -> None:
         io.fsync(fd)
     finally:
         io.close(fd)
+
+
+def file_size(path: Path) -> int:
+    """0 where there is no such file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,6 +1,7 @@
 """A directory of segments: how files come to be, are listed, set aside and removed. No index here.
 
     nvme_dir/lease               flock: only the holder deletes
+    nvme_dir/turn                flock: one process at a time adds
     nvme_dir/3f/ID.seg, ID.json  fan-out by the last two digits of the id
     nvme_dir/quarantine/         what did not verify, bounded
 
@@ -14,16 +15,16 @@ import contextlib
 import fcntl
 import os
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvtier.errors import TierConfigError
-from kvtier.fileops import Buffer, Io, fsync_dir
+from kvtier.errors import FormatError, TierConfigError
+from kvtier.fileops import Buffer, Io, file_size, fsync_dir
+from kvtier.locks import LOCK_NAMES, DirectoryLocks
+from kvtier.quarantine import Quarantine
 from kvtier.segment import (
     HEAD_BYTES,
-    FormatError,
     Header,
     Manifest,
     decode_header,
@@ -34,7 +35,6 @@ from kvtier.segment import (
     table_bytes,
 )
 
-QUARANTINE_FILES: Final = 64
 _TEMP: Final = ".tmp"
 _MAX_MANIFEST_BYTES: Final = 16 * 2**20
 
@@ -43,35 +43,52 @@ class SegmentFiles:
     """File operations under one directory. OSError passes through, and leaves no half file behind."""
 
     def __init__(self, root: Path, io: Io, quarantine_bytes: int) -> None:
-        self.root, self._io, self._quarantine_bytes = root, io, quarantine_bytes
-        self._quarantine = root / "quarantine"
+        self.root, self._io = root, io
+        self.quarantine = Quarantine(root / "quarantine", io, quarantine_bytes)
+        self._sequence = 0
+        self._debris: set[Path] = set()
+        self.locks = DirectoryLocks(root, io)
         try:
-            self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = root / f"probe-{os.getpid()}{_TEMP}"
-            io.close(io.open(probe, os.O_CREAT | os.O_WRONLY))
-            io.unlink(probe)
-            self._lease_fd = io.open(root / "lease", os.O_RDWR | os.O_CREAT)
+            self._establish()
         except OSError as error:
             raise TierConfigError(f"the NVMe directory {root} cannot be written: {error.strerror}") from error
 
+    def _establish(self) -> None:
+        """Makes the directory and proves that it can be written."""
+        self.quarantine.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = self.root / f"probe-{os.getpid()}{_TEMP}"
+        self._io.close(self._io.open(probe, os.O_CREAT | os.O_WRONLY))
+        self._io.unlink(probe)
+        self.locks.open()
+
+    def revive(self) -> bool:
+        """Makes the directory anew if it was removed or replaced under us: True then, and nothing known holds."""
+        if self.locks.are_current():
+            return False
+        self._establish()
+        return True
+
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._io.close(self._lease_fd)
+        self.locks.close()
 
     def hold_lease(self) -> bool:
         """Whether this process may delete; asks each time, so the lease passes on when its holder dies."""
-        try:
-            fcntl.flock(self._lease_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+        return self.locks.hold_lease()
 
     # --- names ---------------------------------------------------------------------------------------
 
-    @staticmethod
-    def new_id() -> str:
-        """Sorts by age; the random tail spreads over the fan-out and keeps two processes apart."""
-        return f"{time.time_ns():016x}-{secrets.token_hex(7)}"
+    def new_id(self) -> str:
+        """Sorts by age without a clock: one more than every number seen.
+
+        The random tail spreads over the fan-out and keeps two processes apart.
+        """
+        self._sequence += 1
+        return f"{self._sequence:016x}-{secrets.token_hex(7)}"
+
+    def saw(self, segment_id: str) -> None:
+        """A segment that was found: new ones are younger."""
+        with contextlib.suppress(ValueError):
+            self._sequence = max(self._sequence, int(segment_id.partition("-")[0], 16) % 2**62)
 
     def segment_path(self, segment_id: str) -> Path:
         return self.root / segment_id[-2:] / f"{segment_id}.seg"
@@ -122,6 +139,29 @@ class SegmentFiles:
             path.mkdir(mode=0o700, exist_ok=True)
             fsync_dir(self._io, self.root)
 
+    @contextlib.contextmanager
+    def scratch(self, chunks: int, chunk_bytes: int) -> Iterator[Path | None]:
+        """A file of noise, on the medium and not only in memory; removed at the end. None where it cannot be written.
+
+        It has the name of a half file, so that the next start sweeps what a kill leaves.
+        """
+        path = self.root / f"speed-{secrets.token_hex(7)}{_TEMP}"
+        noise = secrets.token_bytes(chunk_bytes)  # nothing that a file system could leave out or squeeze
+        try:
+            fd = self._io.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            try:
+                for chunk in range(chunks):
+                    self._io.write_at(fd, [noise], chunk * chunk_bytes)
+                self._io.fsync(fd)
+            finally:
+                self._io.close(fd)
+        except OSError:
+            yield None
+        else:
+            yield path
+        finally:
+            self.remove(path)
+
     # --- reading -------------------------------------------------------------------------------------
 
     def read_manifest(self, path: Path) -> Manifest:
@@ -162,16 +202,6 @@ class SegmentFiles:
             raise FormatError("the segment's header is another segment's")
         return header
 
-    def read_pages(self, header: Header, rows: range) -> list[bytearray]:
-        """Neighbouring payloads in one read; a short file leaves zeros, which will not verify."""
-        pages = [bytearray(header.page_bytes) for _ in rows]
-        fd = self._io.open(self.segment_path(header.segment_id), os.O_RDONLY)
-        try:
-            self._io.read_at(fd, pages, header.offset(rows.start))
-        finally:
-            self._io.close(fd)
-        return pages
-
     # --- listing and removing ------------------------------------------------------------------------
 
     def fan_out(self) -> list[Path]:
@@ -182,33 +212,45 @@ class SegmentFiles:
         return [folder / name for name in os.listdir(folder) if name.endswith(".json")]
 
     def size(self, path: Path) -> int:
-        try:
-            return path.stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    def quarantine_size(self) -> int:
-        try:
-            return sum(self.size(path) for path in self._quarantine.iterdir())
-        except OSError:
-            return 0
+        return file_size(path)
 
     def remove(self, path: Path) -> bool:
-        try:
+        """Whether it is gone. If not it is debris: its bytes count, and it is tried again."""
+        with contextlib.suppress(OSError):
             self._io.unlink(path)
-        except OSError:
+        if path.exists():
+            self._debris.add(path)
             return False
         return True
 
-    def remove_segment(self, segment_id: str) -> None:
-        """Manifest first: what is left of an interrupted removal is an orphan that the next start sweeps."""
-        with contextlib.suppress(FileNotFoundError):
-            self._io.unlink(self.manifest_path(segment_id))
+    def remove_segment(self, segment_id: str) -> bool:
+        """Manifest first: what is left of an interrupted removal is an orphan that the next start sweeps.
+
+        False where the manifest stays, so that the segment still counts.
+        """
+        path = self.manifest_path(segment_id)
+        with contextlib.suppress(OSError):
+            self._io.unlink(path)
+        if path.exists():
+            return False
         self.remove(self.segment_path(segment_id))
+        return True
+
+    def clear_debris(self) -> None:
+        """Removes what could not be removed before."""
+        for path in list(self._debris):
+            self._debris.discard(path)
+            self.remove(path)
+
+    def is_debris(self, path: Path) -> bool:
+        return path in self._debris
+
+    def debris_bytes(self) -> int:
+        return sum(file_size(path) for path in self._debris)
 
     def sweep(self) -> int:
         """Removes temporary files and segments without a manifest, unless their writer is at work."""
-        return sum(self._remove_if_dead(path) for path in list(self._strays()))
+        return sum(self.remove(path) for path in list(self._strays()) if self.is_dead(path))
 
     def _strays(self) -> Iterator[Path]:
         yield from self.root.glob(f"*{_TEMP}")
@@ -218,7 +260,13 @@ class SegmentFiles:
                 if not path.with_suffix(".json").exists():
                     yield path
 
-    def _remove_if_dead(self, path: Path) -> bool:
+    def all_files(self) -> list[Path]:
+        """Everything under the directory but its locks, which are empty."""
+        locks = {self.root / name for name in LOCK_NAMES}
+        return sorted(path for path in self.root.rglob("*") if path.is_file() and path not in locks)
+
+    def is_dead(self, path: Path) -> bool:
+        """Whether no writer is at work on a file that no manifest names."""
         try:
             fd = self._io.open(path, os.O_RDONLY)
         except OSError:
@@ -226,45 +274,12 @@ class SegmentFiles:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A segment may have got its manifest between the listing and the lock.
-            if path.suffix == ".seg" and path.with_suffix(".json").exists():
-                return False
-            return self.remove(path)
+            return not (path.suffix == ".seg" and path.with_suffix(".json").exists())
         except OSError:
             return False
         finally:
             self._io.close(fd)
 
-    # --- quarantine ----------------------------------------------------------------------------------
-
     def set_aside(self, segment_id: str) -> None:
-        """Moves a segment and its manifest away, manifest first; removes what cannot be moved."""
-        for path in (self.manifest_path(segment_id), self.segment_path(segment_id)):
-            try:
-                self._io.rename(path, self._quarantine / path.name)
-            except OSError:
-                self.remove(path)
-        self._bound_quarantine()
-
-    def keep_bad_page(self, segment_id: str, row: int, payload: bytearray) -> None:
-        """A copy of a page that did not verify, for whoever wants to know why."""
-        path = self._quarantine / f"{segment_id}.{row}.page"
-        try:
-            fd = self._io.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            try:
-                self._io.write_at(fd, [payload], 0)
-            finally:
-                self._io.close(fd)
-        except OSError:
-            self.remove(path)
-        self._bound_quarantine()
-
-    def _bound_quarantine(self) -> None:
-        """Oldest out first, by number and by bytes."""
-        total = self.quarantine_size()
-        paths: list[Path] = []
-        with contextlib.suppress(OSError):
-            paths = sorted(self._quarantine.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        while paths and (len(paths) > QUARANTINE_FILES or total > self._quarantine_bytes):
-            oldest = paths.pop(0)
-            total -= self.size(oldest)
-            self.remove(oldest)
+        """Into quarantine with a segment and its manifest, manifest first."""
+        self.quarantine.take([self.manifest_path(segment_id), self.segment_path(segment_id)])

@@ -13,11 +13,12 @@ from kvtier.segment import Header, runs
 
 @dataclass(slots=True)
 class Held:
-    """A segment in the index; `live` are the rows that still count."""
+    """A segment in the index; `live` are the rows that still count, `settled` whether the disk says the same."""
 
     header: Header
     live: set[int]
     manifest_bytes: int
+    settled: bool = True
 
     @property
     def id(self) -> str:
@@ -59,9 +60,23 @@ class SegmentIndex:
         with self._lock:
             return {one for one in (*self._held, *self._foreign) if one.endswith(suffix)}
 
+    def suffixes(self) -> set[str]:
+        """The last two digits of every known id, which name its folder."""
+        with self._lock:
+            return {one[-2:] for one in (*self._held, *self._foreign)}
+
+    def foreign(self) -> dict[str, int]:
+        """Ids of segments that are not ours to read, with their bytes."""
+        with self._lock:
+            return dict(self._foreign)
+
     def size_bytes(self) -> int:
         with self._lock:
             return sum(one.size_bytes for one in self._held.values()) + sum(self._foreign.values())
+
+    def holds(self, held: Held) -> bool:
+        with self._lock:
+            return self._held.get(held.id) is held
 
     def is_current(self, held: Held, row: int) -> bool:
         with self._lock:
@@ -79,6 +94,7 @@ class SegmentIndex:
         with self._lock:
             doubles = {row for row in held.live if rows[row][0] in self._places}
             held.live -= doubles
+            held.settled = held.settled and not doubles
             self._held[held.id] = held
             self._places.update({rows[row][0]: (held.id, row) for row in held.live})
             return doubles
@@ -86,6 +102,13 @@ class SegmentIndex:
     def add_foreign(self, segment_id: str, size_bytes: int) -> None:
         with self._lock:
             self._foreign[segment_id] = size_bytes
+
+    def clear(self) -> None:
+        """The directory is not the one that this was about."""
+        with self._lock:
+            self._held.clear()
+            self._places.clear()
+            self._foreign.clear()
 
     def forget(self, segment_id: str) -> int:
         """How many live pages that cost."""
@@ -101,6 +124,7 @@ class SegmentIndex:
     def kill(self, held: Held, rows: Iterable[int]) -> None:
         """These rows of a segment are dead from now on."""
         with self._lock:
+            held.settled = False
             for row in rows:
                 held.live.discard(row)
                 self._places.pop(held.header.rows[row][0], None)

@@ -1,50 +1,44 @@
-"""Both tiers behind one face."""
+"""The tiers behind one face."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
+from kvtier.audit import Audit, audit_parts
+from kvtier.build import open_parts
+from kvtier.collect import Collected, References
+from kvtier.config import TierConfig
+from kvtier.counts import TierCounts
 from kvtier.errors import TierClosedError, TierUsageError
 from kvtier.fileops import Buffer, Io, RealIo
-from kvtier.host import HostArena
 from kvtier.keys import KEY_BYTES, SALT_ID_MAX_BYTES
-from kvtier.nvme import NvmeStore
-from kvtier.values import Loaded, Receipt, Stored, Tier, TierConfig, TierCounts, TierStats
+from kvtier.speed import ReadSpeed
+from kvtier.store import PageStore
+from kvtier.values import Loaded, Receipt, Stored, Tier, TierStats
 
 
 class TierStack:
-    """Host and NVMe. All calls block and may come from any thread.
+    """Host, NVMe and a shared store, each of them optional. All calls block and may come from any thread.
 
     A caller's mistake raises TierUsageError. Storage that fails does not raise: a page that cannot be
-    kept, or does not verify, is a receipt or a miss, and a counter.
+    kept, or does not verify, is a receipt or a miss, and a counter. Nothing is promoted by being read.
     """
 
-    def __init__(self, config: TierConfig, *, io: Io | None = None) -> None:
-        real = io or RealIo()
+    def __init__(self, config: TierConfig, *, io: Io | None = None, references: References | None = None) -> None:
         self.config = config
         self._closed = False
-        self._pool = ThreadPoolExecutor(config.io_threads, thread_name_prefix="kvtier")
-        self._host: HostArena | None = None
-        self._nvme: NvmeStore | None = None
-        page_bytes, fingerprint = config.page_bytes, config.fingerprint
-        try:
-            if config.host_path is not None and config.host_bytes:
-                self._host = HostArena(config.host_path, config.host_bytes, page_bytes, fingerprint, real, self._pool)
-            if config.nvme_dir is not None and config.nvme_bytes:
-                self._nvme = NvmeStore(config.nvme_dir, config.nvme_bytes, page_bytes, fingerprint, real, self._pool)
-        except BaseException:
-            self.close()
-            raise
+        self._parts = open_parts(config, io or RealIo(), references)
+        self._stores = self._parts.stores
 
     @classmethod
-    def open(cls, config: TierConfig, *, io: Io | None = None) -> TierStack:
-        """Adopts the host arena, indexes NVMe, sweeps what died half way.
+    def open(cls, config: TierConfig, *, io: Io | None = None, references: References | None = None) -> TierStack:
+        """Adopts the host arena, indexes NVMe, lists the shared store, sweeps what died half way.
 
-        Raises TierConfigError (sizes, directories) and TierBusyError (another engine on the arena).
+        `references` tells which of some keys somebody still refers to; those are not removed from a shared store.
+        Raises TierConfigError (sizes, directories, libraries) and TierBusyError (another engine on the arena).
         """
-        return cls(config, io=io)
+        return cls(config, io=io, references=references)
 
     def __enter__(self) -> TierStack:
         return self
@@ -57,39 +51,34 @@ class TierStack:
     def close(self) -> None:
         """Waits for I/O in flight. Pages stay where they are, for the next one to adopt. Idempotent."""
         self._closed = True
-        self._pool.shutdown(wait=True)
-        for tier in (self._host, self._nvme):
-            if tier is not None:
-                tier.close()
-        self._host = self._nvme = None
+        self._parts.close()
 
     # --- asking --------------------------------------------------------------------------------------
 
     def lookup(self, keys: Sequence[bytes]) -> list[Tier | None]:
-        """The nearest tier of each key, from the indexes alone; nothing is verified."""
+        """The nearest tier of each key, from the indexes alone; nothing is read or verified."""
         self._check_open()
-        return [self._nearest(key) for key in keys]
-
-    def _nearest(self, key: bytes) -> Tier | None:
-        if self._host is not None and key in self._host:
-            return Tier.HOST
-        return Tier.NVME if self._nvme is not None and key in self._nvme else None
+        nearest: list[Tier | None] = [None] * len(keys)
+        for tier, store in self._stores.items():
+            for place, here in enumerate(store.lookup(keys)):
+                if here and nearest[place] is None:
+                    nearest[place] = tier
+        return nearest
 
     def keys(self, tier: Tier) -> set[bytes]:
         """Every key that a tier has."""
         self._check_open()
-        store = self._tier(tier)
+        store = self._stores.get(tier)
         return set() if store is None else store.keys()
 
     def get(self, keys: Sequence[bytes]) -> list[Loaded | None]:
         """Verified copies in the order of the keys; a bad page is quarantined, then looked for below."""
         self._check_open()
         found: dict[bytes, Loaded] = {}
-        for tier in Tier:
-            store = self._tier(tier)
+        for tier, store in self._stores.items():
             rest = [key for key in keys if key not in found]
-            if store is not None and rest:
-                found |= {key: Loaded(page, tier) for key, page in store.read(rest).items()}
+            if rest:
+                found |= {key: Loaded(page, tier) for key, page in store.get(rest).items()}
         return [found.get(key) for key in keys]
 
     # --- moving --------------------------------------------------------------------------------------
@@ -102,7 +91,7 @@ class TierStack:
         """
         self._check_open()
         self._check_pages(pages, epoch, salt_id)
-        store = self._tier(tier)
+        store = self._stores.get(tier)
         if store is None:
             return Receipt("rejected", 0, 0, f"there is no {tier} tier")
         distinct = list(dict(pages).items())
@@ -110,22 +99,42 @@ class TierStack:
 
     def move_to_nvme(self, keys: Sequence[bytes], *, epoch: int, salt_id: bytes) -> Receipt:
         """Host copies become durable on NVMe and are then freed; what NVMe cannot take stays on the host."""
+        return self.move(keys, Tier.NVME, epoch=epoch, salt_id=salt_id)
+
+    def move(self, keys: Sequence[bytes], to: Tier, *, epoch: int, salt_id: bytes) -> Receipt:
+        """As `copy`; then the copies in nearer tiers are freed, of those pages that `to` now has."""
+        receipt = self.copy(keys, to, epoch=epoch, salt_id=salt_id)
+        store = self._stores.get(to)
+        if store is not None and receipt.pages:
+            distinct = list(dict.fromkeys(keys))
+            stored = [key for key, here in zip(distinct, store.lookup(distinct), strict=True) if here]
+            for nearer in self._nearer(to):
+                nearer.delete(stored)
+        return receipt
+
+    def copy(self, keys: Sequence[bytes], to: Tier, *, epoch: int, salt_id: bytes) -> Receipt:
+        """Pages from nearer tiers are put into `to` as well. `pages` counts those that it then has."""
         self._check_open()
         self._check_salt(salt_id, epoch)
-        if self._nvme is None:
-            return Receipt("rejected", 0, 0, f"there is no {Tier.NVME} tier")
+        store = self._stores.get(to)
+        if store is None:
+            return Receipt("rejected", 0, 0, f"there is no {to} tier")
         distinct = list(dict.fromkeys(keys))
-        above = [key for key in distinct if key not in self._nvme]
-        loaded = {} if self._host is None else self._host.read(above)
-        pages = [(key, loaded[key]) for key in above if key in loaded]
-        if distinct and len(above) == len(distinct) and not pages:
+        absent = [key for key, here in zip(distinct, store.lookup(distinct), strict=True) if not here]
+        loaded: dict[bytes, Buffer] = {}
+        for nearer in self._nearer(to):
+            loaded |= nearer.get([key for key in absent if key not in loaded])
+        if distinct and len(absent) == len(distinct) and not loaded:
             return Receipt("missing", 0, 0, "none of these pages is in a tier")
-        stored = self._nvme.put(pages, epoch=epoch, salt_id=salt_id, beside=distinct)
-        durable = [key for key in distinct if key in self._nvme]
-        if self._host is not None:
-            self._host.delete(durable)
-        detail = stored.detail or f"{len(distinct) - len(durable)} pages are in no tier"
-        return self._receipt(Stored(len(durable), stored.written, detail), len(distinct))
+        pages = [(key, loaded[key]) for key in absent if key in loaded]
+        done = store.put(pages, epoch=epoch, salt_id=salt_id, beside=distinct)
+        present = sum(store.lookup(distinct))
+        detail = done.detail or f"{len(distinct) - present} pages are in no tier"
+        return self._receipt(Stored(present, done.written, detail), len(distinct))
+
+    def _nearer(self, to: Tier) -> list[PageStore]:
+        order = list(Tier)
+        return [store for tier, store in self._stores.items() if order.index(tier) < order.index(to)]
 
     def _receipt(self, stored: Stored, wanted: int) -> Receipt:
         moved = stored.written * self.config.page_bytes
@@ -134,42 +143,68 @@ class TierStack:
         return Receipt("clipped" if stored.present else "rejected", stored.present, moved, stored.detail)
 
     def delete(self, keys: Sequence[bytes]) -> Receipt:
-        """Exactly these keys, in every tier. `pages` counts keys that went, `bytes` their copies."""
+        """Exactly these keys, in every tier. `pages` counts keys that went, `bytes` their copies.
+
+        A shared store serves them no more, and is rid of their bytes when the holder of its lease collects.
+        """
         self._check_open()
-        known = {key for key in keys if self._nearest(key) is not None}
-        expected = 0 if self._nvme is None else sum(key in self._nvme for key in known)
-        copies = 0 if self._host is None else self._host.delete(keys)
-        below = 0 if self._nvme is None else self._nvme.delete(keys)
-        gone = max(len(known), below or 0) - max(0, expected - (below or 0))
-        freed = (copies + (below or 0)) * self.config.page_bytes
-        if below is None and expected:
-            return Receipt("deferred", gone, freed, f"another process may delete from NVMe; {expected} pages stay")
-        if below is not None and below < expected:
-            return Receipt("clipped", gone, freed, f"{expected - below} pages could not be removed from NVMe")
+        distinct = list(dict.fromkeys(keys))
+        known = sum(place is not None for place in self.lookup(distinct))
+        there = {tier: sum(store.lookup(distinct)) for tier, store in self._stores.items()}
+        went = {tier: store.delete(distinct) for tier, store in self._stores.items()}
+        stay = {tier: max(0, there[tier] - (count or 0)) for tier, count in went.items()}
+        copies = [count or 0 for count in went.values()]
+        gone = max([known, *copies]) - max([0, *stay.values()])
+        freed = sum(copies) * self.config.page_bytes
+        for tier, count in went.items():
+            if count is None and there[tier]:
+                detail = f"another process may delete from {tier}; {there[tier]} pages stay"
+                return Receipt("deferred", gone, freed, detail)
+        for tier, left in stay.items():
+            if left:
+                return Receipt("clipped", gone, freed, f"{left} pages could not be removed from {tier}")
         if keys and not gone:
             return Receipt("missing", 0, 0, "none of these pages is in a tier")
         return Receipt("accepted", gone, freed)
+
+    # --- the shared store ----------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Lists the shared store now, instead of when its last listing is too old."""
+        self._check_open()
+        if self._parts.shared is not None:
+            self._parts.shared.refresh()
+
+    def collect(self) -> Collected:
+        """Removes from the shared store what was marked long enough ago, if this process holds the lease."""
+        self._check_open()
+        return Collected() if self._parts.shared is None else self._parts.shared.collect()
 
     # --- accounts ------------------------------------------------------------------------------------
 
     def stats(self) -> TierStats:
         self._check_open()
-        return TierStats(
-            host=TierCounts() if self._host is None else self._host.counts(),
-            nvme=TierCounts() if self._nvme is None else self._nvme.counts(),
-        )
+        counts = {tier: store.counts() for tier, store in self._stores.items()}
+        none = TierCounts()
+        return TierStats(*(counts.get(tier, none) for tier in Tier))
 
     def check_integrity(self) -> None:
         """Raises TierIntegrityError where a tier's accounts and its storage disagree."""
         self._check_open()
-        for store in (self._host, self._nvme):
-            if store is not None:
-                store.check_integrity()
+        for store in self._stores.values():
+            store.check_integrity()
+
+    def audit(self, *, repair: bool = False) -> Audit:
+        """Reads every tier anew and compares with the indexes; see `audit`. `repair` removes orphans."""
+        self._check_open()
+        return audit_parts(self._parts, repair)
+
+    def measure(self, size_bytes: int = 64 * 2**20) -> ReadSpeed | None:
+        """How fast NVMe reads here and now; see `NvmeStore.measure`. None without such a tier, or where it fails."""
+        self._check_open()
+        return None if self._parts.nvme is None else self._parts.nvme.measure(size_bytes)
 
     # --- checks --------------------------------------------------------------------------------------
-
-    def _tier(self, tier: Tier) -> HostArena | NvmeStore | None:
-        return self._host if tier is Tier.HOST else self._nvme
 
     def _check_open(self) -> None:
         if self._closed:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from kvtier.errors import TierConfigError
+from kvtier.counts import TierCounts
+from kvtier.fileops import Buffer
 
 
 class Tier(enum.StrEnum):
@@ -15,6 +15,7 @@ class Tier(enum.StrEnum):
 
     HOST = "host"
     NVME = "nvme"
+    SHARED = "shared"
 
 
 Status: TypeAlias = Literal["accepted", "clipped", "deferred", "rejected", "missing"]
@@ -48,59 +49,14 @@ class Stored:
 class Loaded:
     """A verified page; the payload is the caller's own copy, `page_bytes` long."""
 
-    payload: bytes | bytearray
+    payload: Buffer
     tier: Tier
 
 
 @dataclass(frozen=True, slots=True)
-class TierCounts:
-    """One tier now (pages, used_bytes) and since it was opened (the rest)."""
-
-    pages: int = 0
-    used_bytes: int = 0
-    budget_bytes: int = 0
-    stored: int = 0
-    hits: int = 0
-    misses: int = 0
-    evicted: int = 0
-    deleted: int = 0
-    adopted: int = 0
-    quarantined: int = 0
-    foreign: int = 0
-    io_errors: int = 0
-    swept: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class TierStats:
-    """Counts of both tiers; a tier that is off counts zero."""
+    """Counts of the tiers; a tier that is off counts zero."""
 
     host: TierCounts
     nvme: TierCounts
-
-
-@dataclass(frozen=True, slots=True)
-class TierConfig:
-    """How a stack is opened. Sizes are bytes; a path of None or a budget of 0 turns that tier off.
-
-    `host_bytes` bounds the arena file, `nvme_bytes` everything under `nvme_dir`, quarantine included.
-    """
-
-    page_bytes: int
-    fingerprint: bytes
-    host_path: Path | None
-    host_bytes: int
-    nvme_dir: Path | None
-    nvme_bytes: int
-    io_threads: int = 4
-
-    def __post_init__(self) -> None:
-        if self.page_bytes < 1:
-            raise TierConfigError(f"page_bytes is {self.page_bytes}; a page has at least one byte")
-        if not self.fingerprint:
-            raise TierConfigError("fingerprint is empty; pages of different models would be mixed up")
-        if not 1 <= self.io_threads <= 64:
-            raise TierConfigError(f"io_threads is {self.io_threads}; use 1 to 64")
-        for name, size in (("host_bytes", self.host_bytes), ("nvme_bytes", self.nvme_bytes)):
-            if size < 0:
-                raise TierConfigError(f"{name} is {size}; a budget cannot be negative")
+    shared: TierCounts = field(default_factory=TierCounts)

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvtier import Io, Loaded, RealIo, TierConfig, TierStack, root_key
-from kvtier.fileops import Buffer
+from kvtier import CodecConfig, Io, Loaded, RealIo, SharedConfig, TierConfig, TierStack, root_key
+from kvtier.fileops import Buffer, Room
 from kvtier.keys import page_keys
-from kvtier.nvme import footprint
+from kvtier.segments import footprint
 from kvtier.slots import FILE_HEADER_BYTES, stride_of
 
 PAGE = 1000
@@ -19,6 +19,14 @@ FINGERPRINT = b"model-1"
 
 def key_of(number: int) -> bytes:
     return hashlib.sha256(f"key {number}".encode()).digest()
+
+
+def smooth_of(number: int, size: int = PAGE) -> bytes:
+    """Little-endian 16-bit numbers with a noisy low byte and a calm high one, as bf16 KV has them."""
+    noise = hashlib.shake_128(f"smooth {number}".encode()).digest(size // 2)
+    page = bytearray(size)
+    page[0::2], page[1::2] = noise, bytes([number % 251]) * (size // 2)
+    return bytes(page)
 
 
 def payload_of(number: int, size: int = PAGE) -> bytes:
@@ -56,6 +64,8 @@ def config(
     nvme_bytes: int = 2**20,
     fingerprint: bytes = FINGERPRINT,
     page_bytes: int = PAGE,
+    shared_bytes: int = 0,
+    codec: CodecConfig | None = None,
 ) -> TierConfig:
     return TierConfig(
         page_bytes=page_bytes,
@@ -65,6 +75,9 @@ def config(
         nvme_dir=base / "nvme" if nvme_bytes else None,
         nvme_bytes=nvme_bytes,
         io_threads=2,
+        read_threads=2,
+        shared=SharedConfig(base / "shared", shared_bytes, grace_s=0) if shared_bytes else None,
+        codec=codec or CodecConfig(),
     )
 
 
@@ -98,6 +111,13 @@ def flip_in_payload(path: Path, number: int) -> None:
     flip_bit(path, path.read_bytes().index(payload_of(number)) + PAGE // 2)
 
 
+class NoSync(RealIo):
+    """The operating system, for tests in which nothing loses power: thousands of syncs take minutes."""
+
+    def fsync(self, fd: int) -> None:
+        pass
+
+
 class FaultyIo(RealIo):
     """The operating system, but `rule(operation, path)` may raise in its place."""
 
@@ -121,7 +141,7 @@ class FaultyIo(RealIo):
         self.paths[fd] = path
         return fd
 
-    def read_at(self, fd: int, buffers: list[bytearray], offset: int) -> int:
+    def read_at(self, fd: int, buffers: list[Room], offset: int) -> int:
         self.rule("read", self.paths[fd])
         return super().read_at(fd, buffers, offset)
 
@@ -142,6 +162,10 @@ class FaultyIo(RealIo):
         self.rule("rename", target)
         super().rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        self.rule("link", target)
+        super().link(source, target)
+
     def unlink(self, path: Path) -> None:
         self.rule("unlink", path)
         super().unlink(path)
@@ -151,5 +175,7 @@ class FaultyIo(RealIo):
         super().truncate(fd, size)
 
 
-def open_stack(base: Path, io: Io | None = None, *, host: int = 16, nvme_bytes: int = 2**20) -> TierStack:
-    return TierStack.open(config(base, host=host, nvme_bytes=nvme_bytes), io=io)
+def open_stack(
+    base: Path, io: Io | None = None, *, host: int = 16, nvme_bytes: int = 2**20, shared_bytes: int = 0
+) -> TierStack:
+    return TierStack.open(config(base, host=host, nvme_bytes=nvme_bytes, shared_bytes=shared_bytes), io=io)

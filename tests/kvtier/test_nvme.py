@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -350,6 +351,166 @@ def test_an_unreadable_directory_is_a_sentence(tmp_path: Path) -> None:
         open_stack(tmp_path, io, host=0)
 
 
+# --- a directory that vanishes, a disk that is slow or read-only, a clock that is wrong -------------------
+
+
+def test_a_directory_removed_under_a_running_process_is_made_anew_and_used(tmp_path: Path, stack: TierStack) -> None:
+    put(stack, 1, 2)
+    shutil.rmtree(tmp_path / "nvme")
+    assert stack.get(keys_of(1, 2)) == [None, None]
+    assert put(stack, 1, 3) == Receipt("accepted", 2, 2 * PAGE)
+    assert payloads(stack.get(keys_of(1, 2, 3))) == [payload_of(1), None, payload_of(3)]
+    assert stack.stats().nvme.recreated == 1
+    assert stack.stats().nvme.used_bytes == on_disk(tmp_path)
+    stack.check_integrity()
+    assert stack.delete(keys_of(1)).pages == 1
+
+
+@pytest.mark.parametrize("use", ["put", "delete", "get", "integrity"])
+def test_whatever_is_done_first_after_it_vanished_notices(tmp_path: Path, stack: TierStack, use: str) -> None:
+    put(stack, 1)
+    shutil.rmtree(tmp_path / "nvme")
+    if use == "put":
+        assert put(stack, 1).bytes == PAGE
+    elif use == "delete":
+        stack.delete(keys_of(1))
+    elif use == "get":
+        assert stack.get(keys_of(1)) == [None]
+    stack.check_integrity()
+    assert numbers_in(stack.keys(Tier.NVME)) == ({1} if use == "put" else set())
+
+
+def test_a_folder_or_a_file_removed_under_it_costs_only_its_pages(tmp_path: Path, stack: TierStack) -> None:
+    put(stack, 1)
+    put(stack, 2)
+    gone, kept = segments(tmp_path)
+    left = 1 if payload_of(1) in kept.read_bytes() else 2
+    shutil.rmtree(gone.parent)
+    assert put(stack, 3).status == "accepted"
+    assert numbers_in(stack.keys(Tier.NVME)) == {left, 3}
+    kept.unlink()
+    assert stack.get(keys_of(left)) == [None]
+    assert put(stack, left).bytes == PAGE
+    assert payloads(stack.get(keys_of(left, 3))) == [payload_of(left), payload_of(3)]
+
+
+def test_a_directory_that_was_replaced_is_read_as_it_is(tmp_path: Path, stack: TierStack) -> None:
+    put(stack, 1)
+    (tmp_path / "nvme").rename(tmp_path / "old")
+    with open_stack(tmp_path, host=0) as other:
+        put(other, 2)
+    assert put(stack, 3).status == "accepted"
+    assert numbers_in(stack.keys(Tier.NVME)) == {2, 3}
+    assert payloads(stack.get(keys_of(2, 3))) == [payload_of(2), payload_of(3)]
+    stack.check_integrity()
+
+
+def test_a_disk_that_turns_read_only_serves_what_it_has_and_refuses_the_rest(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with open_stack(tmp_path, io, host=0) as stack:
+        put(stack, 1)
+        frozen = ("write", "rename", "unlink", "truncate", "fsync")
+        io.fail(OSError(errno.EROFS, "Read-only file system"), lambda seen, _: seen in frozen)
+        receipt = put(stack, 2)
+        assert (receipt.status, receipt.pages) == ("rejected", 0)
+        assert "Read-only" in receipt.detail
+        assert payloads(stack.get(keys_of(1, 2))) == [payload_of(1), None]
+        io.heal()
+        assert put(stack, 2).status == "accepted"
+        assert len(strays(tmp_path)) <= 1  # the half file that could not be removed then
+    with open_stack(tmp_path, host=0) as again:
+        assert not strays(tmp_path)
+        assert numbers_in(again.keys(Tier.NVME)) == {1, 2}
+
+
+def test_a_read_that_takes_too_long_is_a_miss_that_is_counted_and_the_page_stays(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    io, gate = FaultyIo(), threading.Event()
+    with TierStack.open(replace(config(tmp_path, host=0), read_deadline_s=0.05), io=io) as stack:
+        put(stack, 1)
+        put(stack, 2)
+        slow = next(path for path in segments(tmp_path) if payload_of(1) in path.read_bytes())
+        io.rule = lambda operation, path: gate.wait() and None if (operation, path) == ("read", slow) else None
+        assert payloads(stack.get(keys_of(1, 2))) == [None, payload_of(2)]
+        assert stack.stats().nvme.timeouts == 1
+        assert put(stack, 3).status == "accepted"
+        io.heal()
+        gate.set()
+        assert payloads(stack.get(keys_of(1))) == [payload_of(1)]
+        assert stack.stats().nvme.quarantined == 0
+
+
+def test_the_order_of_use_survives_a_clock_that_runs_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(10**9, 0, -(10**6)))
+    for name in ("time", "time_ns", "monotonic_ns"):
+        monkeypatch.setattr(f"time.{name}", lambda: next(now))
+    for number in (1, 2, 3):
+        with open_stack(tmp_path, host=0) as stack:
+            put(stack, number)
+        for path in (tmp_path / "nvme").rglob("*"):
+            os.utime(path, ns=(0, 10**18 - number * 10**15))
+    with open_stack(tmp_path, host=0, nvme_bytes=nvme_budget(2)) as stack:
+        assert numbers_in(stack.keys(Tier.NVME)) == {2, 3}
+        assert put(stack, 4).status == "accepted"
+        assert numbers_in(stack.keys(Tier.NVME)) == {3, 4}
+
+
+def test_segments_of_an_older_format_are_missing_but_count_and_go_first(tmp_path: Path, stack: TierStack) -> None:
+    import hashlib
+
+    put(stack, 1)
+    stack.close()
+    (path,) = manifests(tmp_path)
+    line = path.read_bytes().splitlines()[0].replace(b'"version":2', b'"version":1')
+    path.write_bytes(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
+    with open_stack(tmp_path, host=0, nvme_bytes=nvme_budget(2)) as again:
+        counts = again.stats().nvme
+        assert (counts.pages, counts.foreign, counts.quarantined) == (0, 1, 0)
+        assert counts.used_bytes == on_disk(tmp_path)
+        put(again, 2)
+        put(again, 3)
+        assert numbers_in(again.keys(Tier.NVME)) == {2, 3}
+
+
+# --- speed -----------------------------------------------------------------------------------------------
+
+
+def test_an_empty_tier_measures_itself_with_a_file_that_it_removes(tmp_path: Path) -> None:
+    with open_stack(tmp_path, host=0, nvme_bytes=8 * 2**20) as stack:
+        speed = stack.measure(4 * 2**20)
+        assert speed is not None
+        assert speed.size_bytes == 4 * 2**20
+        assert speed.bytes_per_s == pytest.approx(speed.size_bytes / speed.elapsed_s)
+        assert on_disk(tmp_path) == 0
+        assert stack.stats().nvme.misses == stack.stats().nvme.hits == 0
+
+
+def test_a_tier_that_has_pages_measures_itself_with_them(tmp_path: Path, stack: TierStack) -> None:
+    put(stack, *range(50))
+    speed = stack.measure(20 * PAGE)
+    assert speed is not None
+    assert speed.size_bytes >= 20 * PAGE
+    assert stack.stats().nvme.hits == 0
+
+
+def test_a_measurement_stays_within_the_budget_or_is_none(tmp_path: Path, stack: TierStack) -> None:
+    put(stack, 1)
+    assert stack.measure() is None  # 1 MiB has no room for a chunk
+    io = FaultyIo()
+    with open_stack(tmp_path / "other", io, host=0, nvme_bytes=8 * 2**20) as other:
+        written: list[int] = []
+        io.rule = lambda operation, path: written.append(on_disk(tmp_path / "other")) if operation == "fsync" else None
+        speed = other.measure(2**30)
+        assert speed is not None
+        assert speed.size_bytes <= 8 * 2**20
+        assert max(written) <= 8 * 2**20
+        io.fail(OSError(errno.EIO, "I/O error"), lambda seen, path: seen == "read")
+        assert other.measure(4 * 2**20) is None
+    with open_stack(tmp_path, host=0, nvme_bytes=0) as none:
+        assert none.measure() is None
+
+
 # --- two processes ---------------------------------------------------------------------------------------
 
 
@@ -375,6 +536,56 @@ def test_a_segment_that_another_process_deleted_is_a_miss_and_no_damage(tmp_path
         assert put(second, 1).status == "accepted"
 
 
+def test_two_processes_never_add_at_once_so_their_sum_keeps_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtier.locks.TURN_S", 0.05)
+    io, budget = FaultyIo(), nvme_budget(1)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def pause(operation: str, path: Path) -> None:
+        if operation == "rename" and path.suffix == ".json":
+            entered.set()
+            go_on.wait(30)
+
+    with open_stack(tmp_path, io, host=0, nvme_bytes=budget) as one:
+        with open_stack(tmp_path, host=0, nvme_bytes=budget) as two:
+            io.rule = pause
+            thread = threading.Thread(target=put, args=(one, 1))
+            thread.start()
+            assert entered.wait(30)
+            refused = put(two, 2)
+            assert (refused.status, refused.detail) == (
+                "rejected",
+                "another process is writing into the NVMe directory",
+            )
+            go_on.set()
+            thread.join()
+            assert put(two, 2).status == "rejected"  # full, and only the other one may remove
+            assert "budget" in put(two, 2).detail
+            assert on_disk(tmp_path) <= budget
+            assert put(one, 2).status == "accepted"
+            assert numbers_in(one.keys(Tier.NVME)) == {2}
+
+
+def test_a_disk_that_hangs_does_not_hold_up_a_deletion(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    io, gate = FaultyIo(), threading.Event()
+    with TierStack.open(replace(config(tmp_path, host=0), read_deadline_s=0.05), io=io) as stack:
+        put(stack, *range(10))
+        io.rule = lambda operation, path: (
+            gate.wait() and None if operation == "read" and path.suffix == ".seg" else None
+        )
+        assert stack.delete(keys_of(*range(6))).pages == 6  # the rest stays where it is instead of being rewritten
+        gate.set()
+        io.heal()
+        while not all(left := payloads(stack.get(keys_of(*range(6, 10))))):
+            pass  # until the reads that hung have come back
+        assert left == [payload_of(number) for number in range(6, 10)]
+        stack.check_integrity()
+
+
 def test_a_sweep_spares_a_writer_at_work(tmp_path: Path) -> None:
     io = FaultyIo()
     entered, go_on = threading.Event(), threading.Event()
@@ -386,7 +597,7 @@ def test_a_sweep_spares_a_writer_at_work(tmp_path: Path) -> None:
 
     writer = open_stack(tmp_path, io, host=0)
     # The lease passes to the sweeper: the writer is a second process without it.
-    os.close(writer._nvme._files._lease_fd)  # type: ignore[union-attr]
+    fcntl.flock(writer._parts.nvme.files.locks._fd, fcntl.LOCK_UN)  # type: ignore[union-attr,arg-type]
     io.rule = pause
     thread = threading.Thread(target=put, args=(writer, 1))
     thread.start()

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kvtier
-from kvtier import Receipt, Tier, TierClosedError, TierUsageError
+from kvtier import Receipt, Tier, TierClosedError, TierStack, TierUsageError
 from kvtier.fileops import Buffer
 from tests.kvtier.support import (
     PAGE,
     SALT_ID,
     FaultyIo,
+    NoSync,
     chain,
     flip_in_payload,
     keys_of,
@@ -56,19 +57,19 @@ def test_what_nvme_cannot_take_stays_on_the_host(tmp_path: Path) -> None:
 
 def test_a_store_that_failed_half_way_leaves_no_visible_key(tmp_path: Path) -> None:
     io = FaultyIo()
-    with open_stack(tmp_path, io) as stack:
+    with open_stack(tmp_path, io, shared_bytes=2**20) as stack:
         io.fail(OSError(errno.EIO, "I/O error"), lambda seen, _: seen == "write")
         for tier in Tier:
             assert stack.put(pages_of(1), epoch=1, salt_id=SALT_ID, tier=tier).status == "rejected"
         io.heal()
         assert stack.lookup(keys_of(1)) == [None]
-    with open_stack(tmp_path) as again:
+    with open_stack(tmp_path, shared_bytes=2**20) as again:
         assert again.lookup(keys_of(1)) == [None]
 
 
 def test_a_bad_host_copy_is_served_from_nvme(tmp_path: Path) -> None:
     with open_stack(tmp_path) as stack:
-        for tier in Tier:
+        for tier in (Tier.HOST, Tier.NVME):
             stack.put(pages_of(1), epoch=1, salt_id=SALT_ID, tier=tier)
         flip_in_payload(tmp_path / "arena", 1)
         (loaded,) = stack.get(keys_of(1))
@@ -77,16 +78,16 @@ def test_a_bad_host_copy_is_served_from_nvme(tmp_path: Path) -> None:
 
 
 def test_deleting_takes_a_key_out_of_every_tier(tmp_path: Path) -> None:
-    with open_stack(tmp_path) as stack:
+    with open_stack(tmp_path, shared_bytes=2**20) as stack:
         for tier in Tier:
             stack.put(pages_of(1, 2), epoch=1, salt_id=SALT_ID, tier=tier)
-        assert stack.delete(keys_of(1)) == Receipt("accepted", 1, 2 * PAGE)
+        assert stack.delete(keys_of(1)) == Receipt("accepted", 1, 3 * PAGE)
         assert stack.lookup(keys_of(1, 2)) == [None, Tier.HOST]
 
 
 def test_two_tenants_with_the_same_prompt_never_meet(tmp_path: Path) -> None:
     ours, theirs = chain(b"salt-a", range(8)), chain(b"salt-b", range(8))
-    with open_stack(tmp_path) as stack:
+    with open_stack(tmp_path, shared_bytes=2**20) as stack:
         for tier in Tier:
             stack.put([(key, payload_of(1)) for key in ours], epoch=1, salt_id=b"a", tier=tier)
         assert stack.lookup(theirs) == [None, None]
@@ -118,7 +119,7 @@ def test_wrong_use_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_buffer_is_stored_as_its_bytes(tmp_path: Path) -> None:
-    with open_stack(tmp_path) as stack:
+    with open_stack(tmp_path, shared_bytes=2**20) as stack:
         kinds: list[Buffer] = [
             payload_of(1),
             bytearray(payload_of(2)),
@@ -134,17 +135,17 @@ def test_every_kind_of_buffer_is_stored_as_its_bytes(tmp_path: Path) -> None:
 
 
 def test_files_are_private(tmp_path: Path) -> None:
-    with open_stack(tmp_path) as stack:
+    with open_stack(tmp_path, shared_bytes=2**20) as stack:
         for tier in Tier:
             stack.put(pages_of(1), epoch=1, salt_id=SALT_ID, tier=tier)
-        for path in (tmp_path / "arena", *segments(tmp_path)):
+        for path in (tmp_path / "arena", *segments(tmp_path), *(tmp_path / "shared").rglob("pages/*/*")):
             assert path.stat().st_mode & 0o077 == 0
 
 
 def test_the_face_is_sorted_and_free_of_heavy_imports() -> None:
     assert kvtier.__all__ == sorted(kvtier.__all__)
     assert all(hasattr(kvtier, name) for name in kvtier.__all__)
-    heavy = ("torch", "asyncpg", "fastapi", "temporalio")
+    heavy = ("torch", "asyncpg", "fastapi", "temporalio", "boto3", "cryptography", "zstandard")
     program = f"import kvtier, sys; print([m for m in {heavy} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
@@ -161,7 +162,13 @@ class StackModel(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.base = Path(self.folder.name)
         self.known: dict[int, bytes] = {}
-        self.stack = open_stack(self.base, host=4, nvme_bytes=30_000)
+        self.stack = self.open()
+
+    def open(self) -> TierStack:
+        return open_stack(self.base, NoSync(), host=4, nvme_bytes=40_000, shared_bytes=70_000)
+
+    def everywhere(self) -> set[bytes]:
+        return set().union(*(self.stack.keys(tier) for tier in Tier))
 
     @initialize()
     def start(self) -> None:
@@ -175,16 +182,27 @@ class StackModel(RuleBasedStateMachine):
         assert receipt.pages == held
         assert (receipt.status == "accepted") == (held == len(numbers))
 
-    @rule(numbers=NUMBERS)
-    def move(self, numbers: list[int]) -> None:
+    @rule(numbers=NUMBERS, to=st.sampled_from([Tier.NVME, Tier.SHARED]))
+    def move(self, numbers: list[int], to: Tier) -> None:
         before = self.stack.lookup(keys_of(*numbers))
-        receipt = self.stack.move_to_nvme(keys_of(*numbers), epoch=1, salt_id=SALT_ID)
-        after = self.stack.keys(Tier.NVME)
+        receipt = self.stack.move(keys_of(*numbers), to, epoch=1, salt_id=SALT_ID)
         assert receipt.pages <= len(numbers)
         if receipt.status == "accepted":
             assert None not in before
-            assert set(keys_of(*numbers)) <= after
+            assert set(keys_of(*numbers)) <= self.stack.keys(to)
             assert not set(keys_of(*numbers)) & self.stack.keys(Tier.HOST)
+
+    @rule(numbers=NUMBERS, to=st.sampled_from([Tier.NVME, Tier.SHARED]))
+    def copy(self, numbers: list[int], to: Tier) -> None:
+        before = self.stack.keys(Tier.HOST)
+        self.stack.copy(keys_of(*numbers), to, epoch=1, salt_id=SALT_ID)
+        assert self.stack.keys(Tier.HOST) == before
+
+    @rule()
+    def collect(self) -> None:
+        before = self.everywhere()
+        self.stack.collect()
+        assert self.everywhere() == before
 
     @rule(numbers=NUMBERS)
     def get(self, numbers: list[int]) -> None:
@@ -197,17 +215,17 @@ class StackModel(RuleBasedStateMachine):
 
     @rule(numbers=NUMBERS)
     def delete(self, numbers: list[int]) -> None:
-        others = (self.stack.keys(Tier.HOST) | self.stack.keys(Tier.NVME)) - set(keys_of(*numbers))
+        others = self.everywhere() - set(keys_of(*numbers))
         there = sum(place is not None for place in self.stack.lookup(keys_of(*numbers)))
         assert self.stack.delete(keys_of(*numbers)).pages == there
         for number in numbers:
             self.known.pop(number, None)
         assert self.stack.lookup(keys_of(*numbers)) == [None] * len(numbers)
-        assert self.stack.keys(Tier.HOST) | self.stack.keys(Tier.NVME) == others
+        assert self.everywhere() == others
 
     @rule(number=st.integers(0, 11))
     def damage(self, number: int) -> None:
-        files = [self.base / "arena", *segments(self.base)]
+        files = [self.base / "arena", *segments(self.base), *(self.base / "shared").rglob("pages/*/*")]
         for path in files:
             if payload_of(number) in path.read_bytes():
                 flip_in_payload(path, number)
@@ -217,14 +235,17 @@ class StackModel(RuleBasedStateMachine):
     def restart(self) -> None:
         before = [self.stack.keys(tier) for tier in Tier]
         self.stack.close()
-        self.stack = open_stack(self.base, host=4, nvme_bytes=30_000)
+        self.stack = self.open()
         assert [self.stack.keys(tier) for tier in Tier] == before
 
     @invariant()
     def nothing_unknown_and_all_accounts_agree(self) -> None:
-        held = numbers_in(self.stack.keys(Tier.HOST) | self.stack.keys(Tier.NVME), 12)
+        held = numbers_in(self.everywhere(), 12)
         assert held <= self.known.keys()
         self.stack.check_integrity()
+        shared = (self.base / "shared" / "pages").rglob("*")
+        lies = sum(path.stat().st_size for path in shared if path.is_file())
+        assert lies == self.stack.stats().shared.used_bytes <= 70_000
 
     def teardown(self) -> None:
         self.stack.close()
