@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         nvme_dir=options.nvme_dir,
         nvme_bytes=options.nvme_bytes,
         nvme_after_s=options.nvme_after_s,
+        shared=options.shared,
+        shared_bytes=options.shared_bytes,
         weights_cache=options.weights_cache or options.model.parent / "cache",
     )
     try:
@@ -108,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         default=-1.0,
         help="idle time until offloaded pages go on to NVMe; negative: when told",
     )
+    parser.add_argument("--shared", help="a directory that machines share, or s3://bucket/prefix")
+    parser.add_argument("--shared-bytes", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--dtype",

@@ -23,6 +23,7 @@ class Prefill:
     device: int
     host: int
     nvme: int
+    shared: int
     recomputed: int
     computed: int
 
@@ -42,6 +43,7 @@ class Resumed:
     device: int
     host: int
     nvme: int
+    shared: int
     recomputed: int
     computed: int
 
@@ -81,6 +83,7 @@ class KvState:
     device_pages: int
     host_pages: int
     nvme_pages: int
+    shared_pages: int
     pinned: bool
     bytes: Mapping[str, int]
     keys: tuple[str, ...]
@@ -233,7 +236,7 @@ class EngineClient:
         wait: bool = False,
         evict: bool = False,
     ) -> KvReceipt:
-        """pin, offload (tier host or nvme), prefetch, release or drop. With `wait`, the receipt comes when the copy
+        """pin, offload (tier host, nvme or shared), prefetch, release or drop. With `wait`, the receipt comes when the copy
         has ended.
 
         token_ids: the transcript, needed where the engine may have been restarted since.
@@ -254,7 +257,7 @@ class EngineClient:
     async def kv_state(self, session: str) -> KvState:
         """Where the session's pages are now."""
         state = await self._ask({"type": "kv_state", "session": session})
-        names = ("tokens", "device_pages", "host_pages", "nvme_pages", "pinned", "bytes")
+        names = ("tokens", "device_pages", "host_pages", "nvme_pages", "shared_pages", "pinned", "bytes")
         return KvState(**{name: state[name] for name in names}, keys=tuple(state["keys"]))
 
     async def delete_keys(self, keys: Sequence[str]) -> KvReceipt:

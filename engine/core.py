@@ -190,12 +190,12 @@ class EngineCore:
         found = search(request, store.pool, [x.request for x in self._live.values()])
         request.claimed_pages = len(found.held)
         live.search = found
-        stack = store.stack
-        if stack is None or not missing(found):
+        tiers = store.transfers
+        if tiers is None or not missing(found):
             self._restored(live, found, None)
             return
         live.restore_until_s = live.admitted_s + RESTORE_DEADLINE_S
-        store.lanes.read(lambda: fetch(stack, found), lambda fetched: self._restored(live, found, fetched))
+        store.lanes.read(lambda: fetch(tiers, found), lambda fetched: self._restored(live, found, fetched))
 
     def _restored(self, live: Live, found: Search | None, fetched: Fetched | None) -> None:
         """The tiers have answered, or their time is up: a late answer finds another search, or none, and is ignored."""

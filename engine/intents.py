@@ -3,6 +3,7 @@
 offload(host)  copies to host in the background; device copies stay, clean, until someone needs their place, or
                go at once with `evict`
 offload(nvme)  durable on NVMe; host and device copies of pages that only this session holds are freed
+offload(shared) a copy for other machines; the nearer ones stay
 prefetch       back to the device
 pin, release   keep on the device; stop keeping
 drop           the session's pages are gone from every tier; pages that another session holds stay
@@ -102,7 +103,7 @@ class Intents:
                 session=record.name,
                 then=lambda stored, size: copied(stored, size, below),
             )
-            if not call.wait and (queued or call.tier is Tier.NVME):
+            if not call.wait and (queued or call.tier is not Tier.HOST):
                 respond("deferred", queued, queued * store.page_bytes, f"{below} pages were below already")
 
         def copied(stored: int, size: int, below: int) -> None:
@@ -111,6 +112,11 @@ class Intents:
                 if call.evict and stored + below >= total:
                     self._free_device(record, keys)
                 self._answer_copied(respond, stored + below, total, size)
+            elif call.tier is Tier.SHARED:
+                store.lanes.write(
+                    lambda: stack.copy(keys, Tier.SHARED, epoch=call.epoch, salt_id=record.salt_id),
+                    lambda receipt: self._shared(receipt, size, respond),
+                )
             else:
                 store.lanes.write(
                     lambda: stack.move_to_nvme(keys, epoch=call.epoch, salt_id=record.salt_id),
@@ -129,6 +135,12 @@ class Intents:
             )
         else:
             respond("missing", detail="none of the session's pages could be found or kept")
+
+    def _shared(self, receipt: Receipt | None, size: int, respond: Callable[..., None]) -> None:
+        if receipt is None:
+            respond("rejected", detail="the shared store could not be written; the pages stay where they are")
+        else:
+            respond(receipt.status, receipt.pages, receipt.bytes + size, receipt.detail)
 
     def _moved(
         self, record: SessionKv, keys: list[bytes], receipt: Receipt | None, size: int, respond: Callable[..., None]
@@ -154,7 +166,8 @@ class Intents:
         store = self._store
         record.nvme_due_s = None
         wanted = Search(keys=[key for key in record.keys if store.pool.find(key) is None])
-        if not wanted.keys or store.stack is None:
+        tiers = store.transfers
+        if not wanted.keys or tiers is None:
             absent = len(wanted.keys)
             here = len(record.keys) - absent
             answer(
@@ -163,7 +176,6 @@ class Intents:
                 detail="" if not absent else "there are no tiers to fetch from",
             )
             return
-        stack = store.stack
         respond = _once(answer)
 
         def landed(fetched: Fetched | None) -> None:
@@ -182,7 +194,7 @@ class Intents:
             else:
                 respond("accepted", here, size)
 
-        store.lanes.read(lambda: fetch(stack, wanted), landed)
+        store.lanes.read(lambda: fetch(tiers, wanted), landed)
         if not call.wait:
             respond("deferred", len(wanted.keys), len(wanted.keys) * store.page_bytes)
 

@@ -35,7 +35,7 @@ def parse_kv(message: Mapping[str, Any]) -> KvCall:
         raise RequestError("bad_request", f"intent is {intent!r}; {', '.join(_INTENTS)} are possible")
     tier = fields.text("tier", Tier.HOST.value)
     if tier not in (*Tier,):
-        raise RequestError("bad_request", f"tier is {tier!r}; host and nvme are possible")
+        raise RequestError("bad_request", f"tier is {tier!r}; {', '.join(Tier)} are possible")
     tokens = fields.integers("token_ids") if message.get("token_ids") is not None else []
     if any(token < 0 or token >= 1 << 32 for token in tokens):
         raise RequestError("token_out_of_range", "a token id is outside any vocabulary")

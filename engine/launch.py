@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.backends.choose import BackendSettings, open_backend
@@ -24,7 +25,7 @@ from engine.store import KvStore
 from engine.tokens.vocabulary import tokenizer_from
 from engine.weights import load_weights
 from engine.wire import ModelCard
-from kvtier import TierConfig, TierStack
+from kvtier import S3Place, SharedConfig, TierConfig, TierStack
 
 Progress = Callable[[str, float], None]  # what, fraction done
 
@@ -32,6 +33,8 @@ Progress = Callable[[str, float], None]  # what, fraction done
 @dataclass(frozen=True)
 class EngineSettings:
     """Sizes in bytes, the pool in tokens; a tier without path or size is off.
+
+    `shared` is a directory on a file system that machines share, or s3://bucket/prefix.
 
     `backend` is auto, cpu or torch. `weights_cache` None: nothing is cached.
     """
@@ -46,6 +49,8 @@ class EngineSettings:
     nvme_dir: Path | None = None
     nvme_bytes: int = 0
     nvme_after_s: float = -1.0
+    shared: str | None = None
+    shared_bytes: int = 0
     weights_cache: Path | None = None
 
 
@@ -117,7 +122,8 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
 def _open_tiers(settings: EngineSettings, mark: bytes, page_bytes: int) -> TierStack | None:
     host = settings.host_arena if settings.host_bytes else None
     nvme = settings.nvme_dir if settings.nvme_bytes else None
-    if host is None and nvme is None:
+    shared = _shared(settings)
+    if host is None and nvme is None and shared is None:
         return None
     return TierStack.open(
         TierConfig(
@@ -127,5 +133,18 @@ def _open_tiers(settings: EngineSettings, mark: bytes, page_bytes: int) -> TierS
             host_bytes=settings.host_bytes if host else 0,
             nvme_dir=nvme,
             nvme_bytes=settings.nvme_bytes if nvme else 0,
+            shared=shared,
         )
     )
+
+
+def _shared(settings: EngineSettings) -> SharedConfig | None:
+    if settings.shared is None or not settings.shared_bytes:
+        return None
+    if not settings.shared.startswith("s3://"):
+        return SharedConfig(Path(settings.shared), settings.shared_bytes)
+    bucket, _, prefix = settings.shared.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise RequestError("bad_request", f"shared is {settings.shared!r}; s3://BUCKET or s3://BUCKET/PREFIX is needed")
+    place = S3Place(bucket, endpoint_url=os.environ.get("AWS_ENDPOINT_URL_S3"))
+    return SharedConfig(replace(place, prefix=f"{prefix.rstrip('/')}/") if prefix else place, settings.shared_bytes)

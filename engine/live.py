@@ -45,12 +45,14 @@ def account(request: Request, sources: Sources, counters: Counters) -> dict[str,
     counters.prefix_hit_tokens += sources.device
     counters.restored_host_tokens += sources.host
     counters.restored_nvme_tokens += sources.nvme
+    counters.restored_shared_tokens += sources.shared
     counters.recomputed_tokens += recomputed
     counters.computed_tokens += computed
     return {
         "device": sources.device,
         "host": sources.host,
         "nvme": sources.nvme,
+        "shared": sources.shared,
         "recomputed": recomputed,
         "computed": computed,
     }

@@ -35,11 +35,9 @@ class Reports:
         }
 
         def looked(places: list[Tier | None] | None) -> None:
-            host = sum(place is Tier.HOST for place in places or [])
-            nvme = sum(place is Tier.NVME for place in places or [])
-            size = {"device": device, "host": host, "nvme": nvme}
-            held = {tier: pages * store.page_bytes for tier, pages in size.items()}
-            reply({**facts, "host_pages": host, "nvme_pages": nvme, "bytes": held})
+            pages = {tier.value: sum(place is tier for place in places or []) for tier in Tier}
+            held = {tier: count * store.page_bytes for tier, count in ({"device": device} | pages).items()}
+            reply({**facts, **{f"{tier}_pages": count for tier, count in pages.items()}, "bytes": held})
 
         if stack is None or not keys:
             looked(None)

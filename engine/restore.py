@@ -2,7 +2,7 @@
 
 tokens   |<------------------------- prompt ------------------------->|
 pages    |  0  |  1  |  2  |  3  |  4  |  5  |  tail (partial)  |
-found    |  device  | host | nvme | hole: everything from here is computed
+found    |  device  | host | nvme | shared | hole: everything from here is computed
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Protocol
 from engine.facts import PAGE_SIZE
 from engine.pages import PagePool
 from engine.request import Request
-from kvtier import Loaded, Tier, TierStack, next_key, page_keys
+from engine.transfers import Transfers
+from kvtier import Loaded, Tier, next_key, page_keys
 
 
 class PageHome(Protocol):
@@ -49,6 +50,7 @@ class Search:
     root: bytes = b""
     tokens: tuple[int, ...] = ()
     held: dict[bytes, int] = field(default_factory=dict)  # key -> block
+    returning: bool = False  # its pages may have been written elsewhere since the shared store was listed
     tail: Tail | None = None  # the longest partial page on the device that follows the held ones
 
     def tails(self, page: int) -> list[Tail]:
@@ -75,10 +77,11 @@ class Sources:
     device: int = 0
     host: int = 0
     nvme: int = 0
+    shared: int = 0
 
     @property
     def total(self) -> int:
-        return self.device + self.host + self.nvme
+        return self.device + self.host + self.nvme + self.shared
 
 
 def chain(root: bytes, tokens: list[int] | tuple[int, ...]) -> Search:
@@ -93,7 +96,7 @@ def search(request: Request, pool: PagePool, running: Iterable[Request] = ()) ->
     sends the same prompt, or a longer one, forks it without a copy."""
     if not request.uses_kv:
         return Search()
-    found = Search(request.known_keys(), request.root, tuple(request.tokens))
+    found = Search(request.known_keys(), request.root, tuple(request.tokens), returning=request.returning)
     for key in found.keys:
         block = pool.acquire(key)
         if block is not None:
@@ -142,29 +145,33 @@ def missing(found: Search) -> bool:
     return any(tail.key not in found.held for tail in found.tails(len(found.keys))[:1])
 
 
-def fetch(stack: TierStack, found: Search) -> Fetched:
+def fetch(tiers: Transfers, found: Search) -> Fetched:
     """Read what the device lacks, up to the first hole, and the partial page that stands there. Blocking."""
-    wanted = []
     absent = [key for key in found.keys if key not in found.held]
-    for key, tier in zip(absent, stack.lookup(absent), strict=True):
-        if tier is None:
-            break
-        wanted.append(key)
-    loaded = stack.get(wanted) if wanted else []
+    wanted = leading(absent, tiers.lookup(absent))
+    if found.returning and len(wanted) < len(absent) and tiers.refresh():
+        wanted = leading(absent, tiers.lookup(absent))
+    loaded = tiers.get(wanted) if wanted else []
     pages = {key: page for key, page in zip(wanted, loaded, strict=True) if page is not None}
     there = (key in found.held or key in pages for key in found.keys)
     hole = next((i for i, is_there in enumerate(there) if not is_there), len(found.keys))
-    return Fetched(pages, _fetch_tail(stack, found, hole))
+    return Fetched(pages, _fetch_tail(tiers, found, hole))
 
 
-def _fetch_tail(stack: TierStack, found: Search, page: int) -> tuple[Tail, Loaded] | None:
+def leading(keys: Sequence[bytes], places: Sequence[Tier | None]) -> list[bytes]:
+    """The keys before the first one that is in no tier."""
+    count = next((i for i, place in enumerate(places) if place is None), len(keys))
+    return list(keys[:count])
+
+
+def _fetch_tail(tiers: Transfers, found: Search, page: int) -> tuple[Tail, Loaded] | None:
     """The longest partial page at a place, if it is longer than what the device has there."""
     had = found.tail.rows if found.tail is not None and found.tail.page == page else 0
     tails = [tail for tail in found.tails(page) if tail.rows > had]
-    places = stack.lookup([tail.key for tail in tails])
+    places = tiers.lookup([tail.key for tail in tails])
     for tail, place in zip(tails, places, strict=True):
         if place is not None:
-            loaded = stack.get([tail.key])[0]
+            loaded = tiers.get([tail.key])[0]
             if loaded is not None:
                 return tail, loaded
     return None
@@ -175,6 +182,8 @@ def adopt(request: Request, found: Search, fetched: Fetched, home: PageHome) -> 
     sources = Sources()
     for key in found.keys:
         block = found.held.pop(key, None)
+        if block is None:
+            block = home.pool.acquire(key)  # another request's transfer of the same page may have landed meanwhile
         if block is None:
             page = fetched.pages.get(key)
             if page is None:
@@ -220,5 +229,7 @@ def _leave_last_token(request: Request, home: PageHome) -> None:
 def _count(sources: Sources, tier: Tier, tokens: int) -> None:
     if tier is Tier.HOST:
         sources.host += tokens
-    else:
+    elif tier is Tier.NVME:
         sources.nvme += tokens
+    else:
+        sources.shared += tokens

@@ -17,6 +17,7 @@ from engine.lanes import Lanes
 from engine.pages import PagePool, Taken
 from engine.request import Request
 from engine.sessions import SessionKv, Sessions
+from engine.transfers import Transfers
 from kvtier import Loaded, Receipt, Tier, TierStack, next_key, root_key
 
 
@@ -27,6 +28,7 @@ class Counters:
     prefix_hit_tokens: int = 0
     restored_host_tokens: int = 0
     restored_nvme_tokens: int = 0
+    restored_shared_tokens: int = 0
     recomputed_tokens: int = 0
     computed_tokens: int = 0
     evicted_clean: int = 0
@@ -62,6 +64,7 @@ class KvStore:
         self.backend = backend
         self.pool = pool
         self.stack = stack
+        self.transfers = None if stack is None else Transfers(stack)
         self.lanes = lanes
         self.page_bytes = page_bytes
         self.sessions = Sessions()

@@ -66,8 +66,8 @@ def _tokens(counters: dict[str, Any]) -> Table:
     table = _table("tokens of prompts", "tokens", "")
     table.add_row("computed", str(counters["computed_tokens"]), "")
     table.add_row("reused", str(counters["prefix_hit_tokens"]), "found on the device")
-    restored = counters["restored_host_tokens"], counters["restored_nvme_tokens"]
-    table.add_row("restored", str(sum(restored)), f"{restored[0]} from host, {restored[1]} from NVMe")
+    restored = [counters[f"restored_{tier}_tokens"] for tier in ("host", "nvme", "shared")]
+    table.add_row("restored", str(sum(restored)), "{} from host, {} from NVMe, {} shared".format(*restored))
     table.add_row("recomputed", str(counters["recomputed_tokens"]), "their pages were gone")
     preempted = f"{counters['swapped_pages']} pages to host"
     table.add_row("preemptions", str(counters["preemptions"]), preempted)

@@ -76,6 +76,8 @@ class Settings:
     kv_tokens: int = 16384
     nvme_kv_bytes: int = 4 * GIB
     nvme_after_s: float = 2.0
+    shared_kv: str | None = None
+    shared_kv_bytes: int = 16 * GIB
     sandbox: str | None = None
     sandbox_volumes: tuple[Volume, ...] = ()
     node_id: str = "node-1"
@@ -312,6 +314,10 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_HOST_KV_BYTES": Key("host_kv_bytes", parse_size),
     "TENUTO_NVME_KV_BYTES": Key("nvme_kv_bytes", parse_size),
     "TENUTO_NVME_AFTER_S": Key("nvme_after_s", _number(float, 0, 86400, "seconds from 0 to 86400")),
+    "TENUTO_SHARED_KV": Key(
+        "shared_kv", _matching(r"/\S+|s3://[\w.-]+(/\S*)?", "an absolute directory, or s3://BUCKET/PREFIX")
+    ),
+    "TENUTO_SHARED_KV_BYTES": Key("shared_kv_bytes", parse_size),
     "TENUTO_SANDBOX": Key("sandbox", _sandbox),
     "TENUTO_SANDBOX_VOLUMES": Key("sandbox_volumes", _volumes),
     "TENUTO_NODE_ID": Key("node_id", _matching(r"[a-z0-9][a-z0-9-]{0,31}", "up to 32 of a-z, 0-9 and -")),

@@ -165,6 +165,8 @@ async def engine(stack: Stack) -> None:
         "--dtype": settings.engine_dtype,
         "--backend": settings.engine_backend,
     }
+    if settings.shared_kv is not None:
+        argv |= {"--shared": settings.shared_kv, "--shared-bytes": settings.shared_kv_bytes}
     flat = [str(part) for pair in argv.items() for part in pair]
     child = stack.python("engine", "engine", *flat, ready_within_s=900.0, describe=_loading)
     await stack.supervisor.start(child)

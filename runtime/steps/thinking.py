@@ -165,8 +165,9 @@ async def _tell(s: Services, owner: Owner, attempt: Attempt, received: _Received
 def _sources(prefill: Prefill | Resumed) -> list[Event]:
     """Where the session's KV came from: restored tokens equal never-evicted ones, recomputed ones are named."""
     notes = []
-    if restored := prefill.host + prefill.nvme:
-        notes.append(Event("kv.restored", {"tokens": restored, "host": prefill.host, "nvme": prefill.nvme}))
+    places = {"host": prefill.host, "nvme": prefill.nvme, "shared": prefill.shared}
+    if restored := sum(places.values()):
+        notes.append(Event("kv.restored", {"tokens": restored, **places}))
     if prefill.recomputed:
         notes.append(Event("kv.recomputed", {"tokens": prefill.recomputed}))
     return notes

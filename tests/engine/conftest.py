@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable
@@ -100,6 +101,15 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_path: Path) -> Loaded:
     return load(tiny_path)
+
+
+@pytest.fixture
+def talkative(tmp_path: Path) -> Path:
+    """A tiny model with a long context that never says its last word: the logit of token 2 is zero, others are not."""
+    rows = np.random.default_rng(0).standard_normal((265, 64)).astype(np.float32)
+    rows[2] = 0
+    share_native(tmp_path)
+    return write_tiny(tmp_path / "long.gguf", llama__context_length=65_536, tensors={"token_embd.weight": rows})
 
 
 @pytest.fixture(params=MODELS)

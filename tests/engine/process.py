@@ -89,6 +89,6 @@ async def hear(client: EngineClient, session: str, tokens: Sequence[int], count:
             heard.prefill = event
         elif isinstance(event, Tokens):
             heard.tokens += event.ids
-        else:
+        elif isinstance(event, Done):
             heard.done = event
     return heard

@@ -151,3 +151,19 @@ def test_a_late_transfer_is_ignored_and_its_pages_are_not_counted(engine: Steppe
     assert told.tokens == alone(told)
     assert engine.store.counters.restore_timeouts == 1
     assert engine.store.counters.restored_nvme_tokens == 0
+
+
+def test_two_requests_that_want_one_page_share_its_transfer_and_its_place(stack: TierStack) -> None:
+    engine = Stepped(FakeBackend(32), 32, stack, page_bytes=PAGE_BYTES, vocab=VOCAB, context=512, budget=Budget())
+    transcript = offloaded(engine, "nvme")
+    for number in (3, 4):
+        engine.submit("s", [*transcript, number], 9, number, known=len(transcript) - 1)
+    while len(engine.lanes.reads) < 2:
+        engine.turn()
+    engine.lanes.land_read(0)
+    held = engine.store.pool.counts().held
+    engine.lanes.land_read(0)
+    assert engine.store.pool.counts().held == held  # by both
+    engine.settle()
+    for told in engine.told[1:]:
+        assert told.tokens == alone(told)

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from engine.client import EngineClient
@@ -18,9 +17,8 @@ from engine.errors import EngineGone
 from engine.request import Sampling
 from engine.tokens import ToolSpec, load_chat_format
 from engine.wire import encode_frame, read_frame
-from tests.engine.conftest import MODELS, model_path, share_native
+from tests.engine.conftest import MODELS, model_path
 from tests.engine.process import Process, engine, hear
-from tests.engine.tiny import write_tiny
 
 PROMPT = [3 + (5 * i) % 250 for i in range(70)]
 
@@ -219,15 +217,6 @@ async def test_a_model_that_is_none_ends_with_a_sentence(tmp_path: Path) -> None
     out, err = await child.communicate()
     assert (child.returncode, out) == (2, b"")
     assert "does not start with 'GGUF'" in json.loads(err.splitlines()[-1])["error"]
-
-
-@pytest.fixture
-def talkative(tmp_path: Path) -> Path:
-    """A tiny model with a long context that never says its last word: the logit of token 2 is zero, others are not."""
-    rows = np.random.default_rng(0).standard_normal((265, 64)).astype(np.float32)
-    rows[2] = 0
-    share_native(tmp_path)
-    return write_tiny(tmp_path / "long.gguf", llama__context_length=65_536, tensors={"token_embd.weight": rows})
 
 
 async def test_sigterm_ends_it_cleanly_and_tells_running_calls(talkative: Path, tmp_path: Path) -> None:
