@@ -236,8 +236,8 @@ class EngineClient:
         wait: bool = False,
         evict: bool = False,
     ) -> KvReceipt:
-        """pin, offload (tier host, nvme or shared), prefetch, release or drop. With `wait`, the receipt comes when the copy
-        has ended.
+        """pin, offload (tier host, nvme or shared), prefetch, release or drop. With `wait`, the receipt comes when the
+        copy has ended.
 
         token_ids: the transcript, needed where the engine may have been restarted since.
         """
