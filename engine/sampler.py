@@ -16,6 +16,7 @@ from engine.request import Sampling
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
+_GREEDY_BELOW = 1e-100  # no noise reaches across what this divides, and less would overflow
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 Reals = np.ndarray[Any, np.dtype[np.float64]]
@@ -27,7 +28,7 @@ def sample(logits: Logits, sampling: Sampling, position: int, allowed: Allowed |
     scores = logits.astype(np.float64)
     if allowed is not None:
         scores = np.where(allowed, scores, -np.inf)
-    if sampling.temperature == 0.0:
+    if sampling.temperature < _GREEDY_BELOW:
         return int(np.argmax(scores))
     ids = _kept(scores / sampling.temperature, sampling)
     noisy = scores[ids] / sampling.temperature + _gumbel(sampling.seed, position, ids)

@@ -15,6 +15,12 @@ def test_greedy_takes_the_best_and_the_lower_id_of_two_equals() -> None:
     assert sample(np.array([1, 3, 3, 2], dtype=np.float32), Sampling(), 0) == 1
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-101])
+def test_a_temperature_that_overflows_is_greedy(temperature: float) -> None:
+    logits = np.array([-9, 30, 3e38, 2], dtype=np.float32)
+    assert sample(logits, Sampling(temperature=temperature, top_k=2, top_p=0.9, seed=4), 7) == 2
+
+
 def test_noise_depends_on_seed_and_position_and_nothing_else() -> None:
     wide = np.zeros(1000, dtype=np.float32)
     draw = [sample(wide, Sampling(temperature=1.0, seed=5), position) for position in range(50)]
