@@ -179,6 +179,9 @@ class Intents:
         respond = _once(answer)
 
         def landed(fetched: Fetched | None) -> None:
+            if store.sessions.get(record.name) is not record:
+                respond("missing", detail="the session was dropped meanwhile")
+                return
             brought = self._place(record, fetched or Fetched({}))
             short = sum(store.pool.find(key) is None for key in record.keys)
             if record.pinned:

@@ -167,3 +167,17 @@ def test_two_requests_that_want_one_page_share_its_transfer_and_its_place(stack:
     engine.settle()
     for told in engine.told[1:]:
         assert told.tokens == alone(told)
+def test_a_prefetch_that_lands_after_a_drop_brings_nothing_and_pins_nothing(engine: Stepped) -> None:
+    offloaded(engine, "nvme")
+    engine.kv("pin", "s")
+    (receipt, late) = (engine.kv("prefetch", "s", wait=wait) for wait in (False, True))
+    fetches = [engine.lanes.reads.pop(0) for _ in range(2)]
+    arrived = [(then, fetch()) for fetch, then in fetches]
+    engine.kv("drop", "s")
+    for then, fetched in arrived:
+        then(fetched)
+    engine.core.check_integrity()
+    engine.settle()
+    assert engine.store.pool.counts().free == BLOCKS
+    assert receipt[0]["status"] == "deferred"
+    assert late[0]["status"] == "missing"
