@@ -204,9 +204,10 @@ class EngineCore:
         request = live.request
         live.search = None
         sources = adopt(request, found, fetched or Fetched({}), self.store)
-        kind = "resumed" if live.running_s else "prefill"
-        live.running_s = self._clock()
-        self.metrics.restore_s.observe(live.running_s - live.admitted_s)
+        now = self._clock()
+        self.metrics.restore_s.observe(now - live.admitted_s)
+        if not live.first_token_s:
+            live.running_s = now  # a preempted one that has its first token keeps the time that led to it
         request.phase = Phase.RUNNING
         kind = "resumed" if live.latest_token_s else "prefill"
         live.sink(

@@ -45,6 +45,15 @@ def test_a_preempted_request_goes_on_with_the_same_tokens_and_says_what_happened
     assert running[0].swaps == []  # the oldest is never sent back
 
 
+def test_the_time_of_prefill_is_that_before_the_first_token_however_often_it_was_sent_back(short: Harness) -> None:
+    go = short.hold()
+    running = [short.start(f"s{i}", [i + 3] * 20, 90) for i in range(2)]
+    go.set()
+    ends = [generation.finish().end for generation in running]
+    assert running[1].swaps
+    assert all(0 <= end["prefill_ms"] <= end["ttft_ms"] for end in ends)
+
+
 def test_a_preempted_requests_pages_come_back_from_the_host_tier(short: Harness) -> None:
     go = short.hold()
     running = [short.start(f"s{i}", [i + 3] * 20, 90) for i in range(2)]
