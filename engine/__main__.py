@@ -19,6 +19,8 @@ from engine.errors import EngineError
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 after SIGTERM or SIGINT, 2 for a mistake of the caller, 1 for a fault."""
     options = _parser().parse_args(argv)
+    if options.socket is None and options.tcp is None:
+        _parser().error("name an address to listen on: --socket, --tcp, or both")
     # Waiting threads spin before they sleep. libgomp's default, milliseconds, starves everyone on a busy machine
     # (seen: seconds per token with two busy neighbours); this much costs nothing on a quiet one. Before torch loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -87,8 +89,8 @@ def _tcp(address: str | None) -> tuple[str, int] | None:
     if address is None:
         return None
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise SystemExit(f"--tcp is {address!r}; HOST:PORT is needed")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        _parser().error(f"--tcp is {address!r}; HOST:PORT is needed")
     return host.strip("[]"), int(port)
 
 

@@ -80,6 +80,8 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     """
     if settings.kv_tokens < 4 * PAGE_SIZE:
         raise RequestError("pool_too_small", f"a pool of {settings.kv_tokens} tokens is too small; 64 is the least")
+    if settings.threads < 1:
+        raise RequestError("bad_request", f"--threads is {settings.threads}; 1 is the least")
     with GgufFile(settings.model) as file:
         facts = read_facts(file)
         tokenizer = tokenizer_from(file)

@@ -82,7 +82,17 @@ class EngineServer:
         self._socket: Path | None = None
 
     async def listen(self, socket_path: Path | None, tcp: tuple[str, int] | None) -> list[str]:
-        """Open the sockets; returns their addresses. A unix socket is for its owner only (0600)."""
+        """Open the sockets; returns their addresses. A unix socket is for its owner only (0600).
+
+        Raises RequestError (bad_request) for an address that cannot be had.
+        """
+        try:
+            return await self._open(socket_path, tcp)
+        except OSError as error:
+            where = " and ".join(str(address) for address in (socket_path, tcp) if address is not None)
+            raise RequestError("bad_request", f"cannot listen on {where}: {error}; name another address") from error
+
+    async def _open(self, socket_path: Path | None, tcp: tuple[str, int] | None) -> list[str]:
         addresses = []
         if socket_path is not None:
             _clear_stale(socket_path)

@@ -19,7 +19,7 @@ import numpy as np
 from engine.backends.captured import CapturedStep, CapturedSteps, is_decode
 from engine.backends.checks import check_tiles
 from engine.backends.face import Logits, Tile
-from engine.errors import BackendUnavailable
+from engine.errors import BackendUnavailable, RequestError
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.native import Decoder, Library, StepArrays
 from engine.quantised import GROUP, VERSION
@@ -155,8 +155,16 @@ def identity(dtype: str, instruction_set: str, key: str) -> BackendIdentity:
 
 
 def _pool_memory(size_bytes: int) -> mmap.mmap:
-    """Zeros, aligned to a page of the system; in huge ones where there are, for attention jumps from place to place."""
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Zeros, aligned to a page of the system; in huge ones where there are, for attention jumps from place to place.
+
+    Raises RequestError (bad_request) where the system has not so much.
+    """
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise RequestError(
+            "bad_request", f"a pool of {size_bytes} bytes cannot be had: {error}; lower --kv-tokens"
+        ) from error
     with contextlib.suppress(AttributeError, OSError):  # another system, or a kernel built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -219,6 +219,26 @@ async def test_a_model_that_is_none_ends_with_a_sentence(tmp_path: Path) -> None
     assert "does not start with 'GGUF'" in json.loads(err.splitlines()[-1])["error"]
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--socket", "{root}/absent/s"], "cannot listen on"),
+        (["--tcp", "127.0.0.1:99999"], "HOST:PORT is needed"),
+        ([], "name an address"),
+        (["--socket", "{root}/s", "--threads", "0"], "--threads is 0"),
+        (["--socket", "{root}/s", "--kv-tokens", "100000000000000"], "lower --kv-tokens"),
+    ],
+)
+async def test_a_setting_that_cannot_be_had_ends_with_a_sentence(tmp_path: Path, options: list[str], told: str) -> None:
+    share_native(tmp_path)
+    model = write_tiny(tmp_path / "tiny.gguf")
+    command = [sys.executable, "-m", "engine", "--model", str(model), *(o.format(root=tmp_path) for o in options)]
+    child = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
+    out, err = await child.communicate()
+    assert (child.returncode, out) == (2, b"")
+    assert told in err.decode().splitlines()[-1]
+
+
 async def test_sigterm_ends_it_cleanly_and_tells_running_calls(talkative: Path, tmp_path: Path) -> None:
     async with engine(talkative, tmp_path, kv_tokens=65_536) as process:
         assert any("progress" in line for line in process.progress)
