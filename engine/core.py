@@ -86,10 +86,11 @@ class EngineCore:
         self._live[spec.request_id] = Live(request, sink, constraint, submitted_s=now, queued_s=now)
         self.scheduler.add(request)
 
-    def cancel(self, request_id: str) -> bool:
-        """End a generation now; what was computed stays the session's. False if there is none."""
+    def cancel(self, request_id: str, sink: Sink | None = None) -> bool:
+        """End a generation now; what was computed stays the session's. False if there is none, or, with `sink`, if it
+        speaks to another."""
         live = self._live.get(request_id)
-        if live is None:
+        if live is None or sink not in (None, live.sink):
             return False
         self._end(live, "cancelled")
         return True

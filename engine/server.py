@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.constraint import Constraints
+from engine.constraint import Constraint, Constraints
 from engine.core import EngineCore
 from engine.errors import EngineError, RequestError
 from engine.intents import Intents
 from engine.kvcall import parse_kv
-from engine.live import Frame
+from engine.live import Frame, Sink
 from engine.reports import Reports
-from engine.request import Fields, parse_generate
+from engine.request import Fields, GenerateSpec, parse_generate
 from engine.wire import ModelCard, encode_frame, read_frame
 
 MAX_QUEUED_FRAMES = 4096
@@ -32,7 +32,8 @@ class Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
-        self.requests: dict[str, Any] = {}  # request_id -> call id
+        self.requests: dict[str, Sink] = {}  # by request_id
+        self.preparing: dict[str, asyncio.Event] = {}  # set when the request has been handed to the core, or refused
         self._writer = writer
         self._queue: deque[Frame] = deque()
         self._wake = asyncio.Event()
@@ -146,8 +147,8 @@ class EngineServer:
             for task in calls:
                 task.cancel()
             pump.cancel()
-            for request_id in list(connection.requests):
-                self._core.post(partial(self._core.cancel, request_id))
+            for request_id, sink in connection.requests.items():
+                self._core.post(partial(self._core.cancel, request_id, sink))
             connection.abort()
 
     async def _call(self, connection: Connection, message: Frame) -> None:
@@ -166,6 +167,8 @@ class EngineServer:
             await self._generate(connection, call_id, message)
         elif kind == "cancel":
             request_id = Fields(message).text("request_id")
+            if request_id in connection.preparing:
+                await connection.preparing[request_id].wait()
             self._post(reply, lambda: reply({"cancelled": self._core.cancel(request_id)}))
         elif kind == "kv":
             call = parse_kv(message)
@@ -186,13 +189,9 @@ class EngineServer:
 
     async def _generate(self, connection: Connection, call_id: Any, message: Frame) -> None:
         spec = parse_generate(message)
-        constraint = None
-        if spec.grammar is not None:
-            replayed = spec.token_ids[len(spec.token_ids) - spec.replay :]
-            constraint = await asyncio.to_thread(self._constraints.build, spec.grammar, replayed)
-        if spec.request_id in connection.requests:
+        if spec.request_id in connection.requests or spec.request_id in connection.preparing:
             raise RequestError("duplicate_request", f"request {spec.request_id!r} is already running")
-        connection.requests[spec.request_id] = call_id
+        constraint = await self._constraint(connection, spec)
         loop = asyncio.get_running_loop()
 
         def deliver(frame: Frame) -> None:
@@ -203,6 +202,8 @@ class EngineServer:
         def sink(frame: Frame) -> None:
             _from_thread(loop, lambda: deliver({**frame, "id": call_id}))
 
+        connection.requests[spec.request_id] = sink
+
         def submit() -> None:
             try:
                 self._core.submit(spec, constraint, sink)
@@ -210,6 +211,18 @@ class EngineServer:
                 sink(_error(call_id, error))
 
         self._core.post(submit)
+
+    async def _constraint(self, connection: Connection, spec: GenerateSpec) -> Constraint | None:
+        """A cancel that comes meanwhile waits, and finds the request in the core's inbox before it."""
+        if spec.grammar is None:
+            return None
+        replayed = spec.token_ids[len(spec.token_ids) - spec.replay :]
+        handed_over = connection.preparing[spec.request_id] = asyncio.Event()
+        try:
+            return await asyncio.to_thread(self._constraints.build, spec.grammar, replayed)
+        finally:
+            del connection.preparing[spec.request_id]
+            handed_over.set()  # who waits runs after this task has posted the request
 
     def _replier(self, connection: Connection, call_id: Any) -> Callable[[dict[str, Any]], None]:
         loop = asyncio.get_running_loop()

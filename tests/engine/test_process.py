@@ -182,6 +182,42 @@ async def test_cancel_by_name_works_from_another_connection(served: Process) -> 
         assert not await two.cancel("victim")
 
 
+async def test_a_cancel_right_behind_its_generation_finds_it_while_its_grammar_is_read(served: Process) -> None:
+    reader, writer = await raw(served)
+    named = {"request_id": "brief", "session": "brief"}
+    asked = {
+        **named,
+        "type": "generate",
+        "id": 1,
+        "token_ids": PROMPT,
+        "max_tokens": 400,
+        "grammar": "start: /[a-z ]*/",
+    }
+    writer.write(encode_frame(asked) + encode_frame({**named, "type": "cancel", "id": 2}))
+    told = [await read_frame(reader)]
+    while {"done", "result"} - {frame["type"] for frame in told}:
+        told.append(await read_frame(reader))
+    writer.close()
+    assert [frame["cancelled"] for frame in told if frame["type"] == "result"] == [True]
+    assert [frame["finish_reason"] for frame in told if frame["type"] == "done"] == ["cancelled"]
+
+
+async def test_a_refused_twin_whose_connection_is_lost_cancels_nobody_elses_generation(served: Process) -> None:
+    message = {"type": "generate", "id": 1, "request_id": "twin", "session": "other", "token_ids": PROMPT}
+    async with await EngineClient.connect(served.socket) as client:
+        for _ in range(8):  # whether the refusal or the loss comes first is a race
+            running = asyncio.create_task(hear(client, "first", PROMPT, 200, request_id="twin"))
+            while not (await client.stats())["running"]:
+                assert not running.done()
+            _, writer = await raw(served)
+            writer.write(encode_frame(message))
+            await writer.drain()
+            writer.transport.abort()
+            heard = await running
+            assert heard.done is not None
+            assert heard.done.finish_reason != "cancelled"
+
+
 async def test_a_grammar_holds_to_the_end(served: Process) -> None:
     grammar = "start: /[a-c]{5}/"
     async with await EngineClient.connect(served.socket) as client:
