@@ -194,7 +194,7 @@ class Scheduler:
         running = [r for r in self._admitted if r.phase is Phase.RUNNING]
         work = [Work(r, r.computed, 1, True) for r in running if r.pending == 1]
         tokens = self._pace.tokens(len(work))
-        for request in sorted((r for r in running if r.pending > 1), key=_prefill_rank):
+        for request in sorted((r for r in running if r.pending > 1), key=self._prefill_rank):
             if tokens <= 0:
                 request.passed_over += 1
                 continue
@@ -206,15 +206,15 @@ class Scheduler:
             self._fairness.serve(piece.request.spec.salt, piece.count)
         return work
 
+    def _prefill_rank(self, request: Request) -> tuple[int, int, int]:
+        """The tenant that was served least; within it those that were passed over, those that return, the rest."""
+        overdue = request.passed_over >= PASSED_OVER_AT_MOST
+        rank = 0 if overdue else 1 if request.returning else 2
+        return self._fairness.served(request.spec.salt), rank, request.arrival
+
 
 def _rank(request: Request) -> tuple[int, int]:
     if request.phase is Phase.PREEMPTED:
-        return 0, request.arrival
-    return (1 if request.returning else 2), request.arrival
-
-
-def _prefill_rank(request: Request) -> tuple[int, int]:
-    if request.passed_over >= PASSED_OVER_AT_MOST:
         return 0, request.arrival
     return (1 if request.returning else 2), request.arrival
 

@@ -194,6 +194,17 @@ def test_a_tenant_that_floods_the_queue_does_not_keep_others_out() -> None:
     assert order[:4] == ["flood", "other", "flood", "other"]
 
 
+def test_a_tenants_prompt_does_not_wait_for_all_that_another_had_before_it() -> None:
+    engine = Engine(1000, Budget(prefill_alone=64))
+    engine.add(*(request(400, generate=1, name="flood", tenant=b"a") for _ in range(20)))
+    engine.step()
+    other = request(40, generate=1, name="other", tenant=b"b")
+    engine.add(other)
+    for _ in range(4):
+        engine.step()
+    assert other.generated
+
+
 def test_idle_time_cannot_be_saved_up() -> None:
     fairness = Fairness()
     fairness.enter(b"busy")
