@@ -159,6 +159,8 @@ class KvStore:
         salt = request.spec.salt
         self.filled(request, salt)
         keys = list(request.keys)
+        for block, key in zip(request.blocks, keys, strict=False):
+            self._bind(block, key, PAGE_SIZE, salt_id(salt))  # the drop of another session may have taken it out
         rows = request.computed % PAGE_SIZE
         if rows:
             parent = keys[-1] if keys else request.root

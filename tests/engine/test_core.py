@@ -143,6 +143,18 @@ def test_drop_spares_pages_that_a_fork_holds(harness: Harness) -> None:
     assert done.prefill["device"] == len(transcript) - 1
 
 
+def test_drop_spares_pages_that_a_fork_still_runs_on(harness: Harness) -> None:
+    transcript = turn(harness, "parent", PROMPT, 20)
+    fork = harness.start("fork", [*transcript, 4], 40)
+    while not fork.tokens:
+        fork.next()
+    harness.kv("drop", "parent")
+    grown = [*transcript, 4, *fork.finish().tokens]
+    assert harness.generate("fork", [*grown, 6], 2).prefill["device"] == len(grown) - 1
+    harness.kv("drop", "fork")
+    assert harness.stats()["pool"]["free"] == harness.store.pool.total
+
+
 def test_a_superseded_partial_page_is_deleted_from_the_tiers(harness: Harness) -> None:
     transcript = turn(harness, "s", PROMPT, 2)
     harness.kv("offload", "s")
