@@ -205,12 +205,12 @@ class EngineCore:
         request = live.request
         live.search = None
         sources = adopt(request, found, fetched or Fetched({}), self.store)
+        kind = "resumed" if live.running_s else "prefill"
         now = self._clock()
         self.metrics.restore_s.observe(now - live.admitted_s)
         if not live.first_token_s:
             live.running_s = now  # a preempted one that has its first token keeps the time that led to it
         request.phase = Phase.RUNNING
-        kind = "resumed" if live.latest_token_s else "prefill"
         live.sink(
             {"type": kind, "request_id": request.spec.request_id, **account(request, sources, self.store.counters)}
         )
@@ -225,6 +225,7 @@ class EngineCore:
         self.scheduler.send_back(request)
         live.queued_s = self._clock()
         request.preemptions += 1
+        request.had = max(request.had, tokens)
         counters.preemptions += 1
         counters.swapped_pages += pages
         if was_running:

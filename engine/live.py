@@ -39,7 +39,7 @@ class Live:
 def account(request: Request, sources: Sources, counters: Counters) -> dict[str, int]:
     """Where the request's tokens come from; those whose KV was there once and is gone count as recomputed."""
     length = len(request.tokens)
-    known = length - 1 if request.generated else min(request.spec.known_tokens, length)
+    known = max(request.had, min(request.spec.known_tokens, length))
     recomputed = max(0, known - sources.total)
     computed = length - sources.total - recomputed
     counters.prefix_hit_tokens += sources.device

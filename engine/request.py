@@ -72,6 +72,7 @@ class Request:
     overtaken: int = 0  # by how many later arrivals, while it waited
     passed_over: int = 0  # steps since it last had a share of the prefill budget
     preemptions: int = 0
+    had: int = 0  # most tokens that it had computed when it was sent back
     claimed_pages: int = 0  # held for it while it is being restored
     phase: Phase = Phase.WAITING
     tokens: list[int] = field(default_factory=list)
@@ -103,15 +104,13 @@ class Request:
         return self.spec.known_tokens > 0
 
     @property
-    def uses_kv(self) -> bool:
-        """Whether pages may be found for it. What it computed itself it may always have back."""
-        return self.spec.use_kv or self.preemptions > 0
+    def findable(self) -> int:
+        """Leading tokens whose pages may be found for it. What it computed itself it may always have back."""
+        return len(self.tokens) if self.spec.use_kv else self.had
 
     def known_keys(self) -> list[bytes]:
         """Keys of the whole pages that admission may find for its tokens."""
-        if not self.uses_kv:
-            return []
-        whole = len(self.tokens) // PAGE_SIZE
+        whole = self.findable // PAGE_SIZE
         if len(self._chain) != whole:
             self._chain = page_keys(self.root, self.tokens[: whole * PAGE_SIZE], PAGE_SIZE) if whole else []
         return self._chain

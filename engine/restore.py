@@ -94,9 +94,8 @@ def chain(root: bytes, tokens: list[int] | tuple[int, ...]) -> Search:
 def search(request: Request, pool: PagePool, running: Iterable[Request] = ()) -> Search:
     """Find and hold everything of the prompt that is on the device, the last page of a running request included: who
     sends the same prompt, or a longer one, forks it without a copy."""
-    if not request.uses_kv:
-        return Search()
-    found = Search(request.known_keys(), request.root, tuple(request.tokens), returning=request.returning)
+    tokens = tuple(request.tokens[: request.findable])
+    found = Search(request.known_keys(), request.root, tokens, returning=request.returning)
     for key in found.keys:
         block = pool.acquire(key)
         if block is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.request import parse_generate
 from engine.scheduler import Budget
 from kvtier import TierConfig, TierStack
 from tests.engine.fakes import PAGE_BYTES, VOCAB, FakeBackend, Harness, oracle
@@ -122,3 +124,32 @@ def test_preemption_in_the_middle_of_a_restore_gives_its_pages_back(tmp_path: Pa
         assert "preempted" not in back.kinds  # it had not begun: nothing was taken from it
     finally:
         stack.close()
+
+
+def sent_back_in_prefill() -> list[dict[str, Any]]:
+    """What a request says that wants no pages found, and is sent back after its first one: another session has all."""
+    engine = Stepped(FakeBackend(12), 12, None, page_bytes=PAGE_BYTES, vocab=VOCAB, context=512, budget=Budget(16, 16))
+    engine.now_s = 1.0
+    prompt = [7 * i % 50 + 3 for i in range(96)]
+    engine.submit("other", prompt, 1, 1)
+    engine.settle()
+    frames: list[dict[str, Any]] = []
+    message = {"request_id": "q", "session": "s", "token_ids": prompt, "max_tokens": 4, "kv_source": "none"}
+    engine.core.submit(parse_generate(message), None, frames.append)
+    (request,) = engine.core.scheduler.requests()
+    while request.computed < 16:
+        engine.turn()
+    engine.core._preempt(engine.core._live["q"])
+    engine.settle()
+    return frames
+
+
+def test_what_was_not_to_be_found_is_not_found_after_a_preemption_either() -> None:
+    frames = sent_back_in_prefill()
+    assert [frame["device"] for frame in frames if "device" in frame] == [0, 16]
+
+
+def test_a_request_that_is_sent_back_before_its_first_token_is_resumed_not_begun_again() -> None:
+    frames = sent_back_in_prefill()
+    assert [frame["type"] for frame in frames[:3]] == ["prefill", "preempted", "resumed"]
+    assert [(f["recomputed"], f["computed"]) for f in frames if "device" in f] == [(0, 96), (0, 80)]
