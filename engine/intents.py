@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from engine.core import EngineCore
@@ -37,6 +38,7 @@ class Intents:
 
     def handle(self, call: KvCall, reply: Reply) -> None:
         """Do it and answer once. Raises RequestError (stale_epoch, bad_request)."""
+        call = replace(call, token_ids=call.token_ids[: self._core.limits.context])  # no page lies beyond
         sessions = self._store.sessions
         if sessions.fence(call.session, call.epoch):
             self._core.cancel_session(call.session)

@@ -128,11 +128,6 @@ def admit_spec(spec: GenerateSpec, limits: Limits) -> Request:
     length = len(spec.token_ids)
     if not length:
         raise RequestError("empty_prompt", "token_ids is empty; send at least one token to continue")
-    for index, token in enumerate(spec.token_ids):
-        if not 0 <= token < limits.vocab:
-            raise RequestError(
-                "token_out_of_range", f"token_ids[{index}] is {token}, outside the vocabulary of {limits.vocab}"
-            )
     if length >= limits.context:
         raise RequestError(
             "context_length_exceeded",
@@ -146,6 +141,11 @@ def admit_spec(spec: GenerateSpec, limits: Limits) -> Request:
             f"token_ids has {length} tokens, which do not fit the device pool of {limits.pool_tokens}; "
             "raise --kv-tokens",
         )
+    for index, token in enumerate(spec.token_ids):
+        if not 0 <= token < limits.vocab:
+            raise RequestError(
+                "token_out_of_range", f"token_ids[{index}] is {token}, outside the vocabulary of {limits.vocab}"
+            )
     return Request(spec=spec, limit=min(length + spec.max_tokens, limits.context, room))
 
 

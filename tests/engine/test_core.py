@@ -9,7 +9,7 @@ import pytest
 
 from engine.facts import PAGE_SIZE
 from kvtier import Tier
-from tests.engine.fakes import PAGE_BYTES, Harness, oracle
+from tests.engine.fakes import PAGE_BYTES, VOCAB, Harness, oracle
 
 PROMPT = [(7 * i + 3) % 60 for i in range(45)]
 
@@ -327,6 +327,15 @@ def test_intents_on_an_unknown_session_say_missing(harness: Harness) -> None:
         receipt = harness.kv(intent, "nobody")
         assert receipt["status"] == "missing"
         assert receipt["detail"]
+
+
+def test_an_intent_looks_for_no_page_beyond_the_context(harness: Harness) -> None:
+    harness.kv("offload", "long", token_ids=[5] * 100_000)
+    assert len(harness.state("long")["keys"]) == 4096 // 16
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_its_tokens_are_looked_at(harness: Harness) -> None:
+    assert harness.generate("s", [VOCAB] * 5000, 1).end["code"] == "context_length_exceeded"
 
 
 def test_delete_keys_deletes_exactly_these(harness: Harness) -> None:
