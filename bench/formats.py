@@ -11,11 +11,13 @@ import gguf
 import numpy as np
 
 from bench.compiled import BenchError, cache_dir
+from bench.engine_figures import PURE
 from bench.llamacpp import VERSION, Build, Tell
 from engine.gguf import GgufFile
 
-# The file types of llama.h. A matrix whose width is no multiple of 256 cannot be Q4_K; llama.cpp then takes Q5_0.
-FORMATS = {"bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k": 14}
+# The file types of llama.h, as its tool writes them: the head, which decides what is said, keeps more bits than the
+# rest, as in our w4a8. A matrix whose width is no multiple of 256 cannot be Q4_K; llama.cpp then takes Q5_0.
+FORMATS = {"bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k": 14, f"q4_0{PURE}": 2}
 
 
 def files(found: Build, model: Path, tell: Tell, threads: int = 2) -> dict[str, Path]:
@@ -23,7 +25,7 @@ def files(found: Build, model: Path, tell: Tell, threads: int = 2) -> dict[str, 
     with GgufFile(model) as source:
         digest = source.digest()
     directory = cache_dir() / "formats" / digest[:16]
-    paths = {name: directory / f"{name}-{VERSION}.gguf" for name in FORMATS}
+    paths = {name: directory / f"{name}-{VERSION}-mixed.gguf" for name in FORMATS}
     missing = [name for name, path in paths.items() if not path.is_file()]
     if missing:
         directory.mkdir(parents=True, exist_ok=True)
@@ -65,7 +67,8 @@ def _copy(writer: gguf.GGUFWriter, name: str, field: Any) -> None:
 
 def _quantise(found: Build, source: Path, target: Path, name: str, threads: int) -> None:
     calls = found.library()
-    if calls.peer_quantize(str(source).encode(), str(target).encode(), FORMATS[name], threads):
+    pure = name.endswith(PURE)
+    if calls.peer_quantize(str(source).encode(), str(target).encode(), FORMATS[name], pure, threads):
         log = calls.peer_log().decode(errors="replace").strip().splitlines()
         raise BenchError(f"llama.cpp could not write {name}: {' / '.join(log[-3:])}")
 

@@ -71,7 +71,7 @@ class Build:
         calls.peer_model_bytes.restype = c_ulonglong
         calls.peer_cut.argtypes = [c_void_p, c_int, c_int]
         calls.peer_step.argtypes = [c_void_p, c_int, *[c_void_p] * 5]
-        calls.peer_quantize.argtypes = [c_char_p, c_char_p, c_int, c_int]
+        calls.peer_quantize.argtypes = [c_char_p, c_char_p, c_int, c_int, c_int]
         calls.peer_start()
         return calls
 

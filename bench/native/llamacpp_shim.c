@@ -113,11 +113,12 @@ EXPORT int peer_step(Peer* peer, int count, const int32_t* tokens, const int32_t
   return 0;
 }
 
-// Write `target` as `source` in one of llama.cpp's file types, every matrix in it where its width allows. 0 is success.
-EXPORT int peer_quantize(const char* source, const char* target, int type, int threads) {
+// Write `target` as `source` in one of llama.cpp's file types, as its own tool does; `pure`: also those matrices that it
+// would keep in more bits. 0 is success.
+EXPORT int peer_quantize(const char* source, const char* target, int type, int pure, int threads) {
   struct llama_model_quantize_params wanted = llama_model_quantize_default_params();
   wanted.ftype = (enum llama_ftype)type;
   wanted.nthread = threads;
-  wanted.pure = true;
+  wanted.pure = pure != 0;
   return (int)llama_model_quantize(source, target, &wanted);
 }

@@ -167,6 +167,8 @@ def test_two_requests_that_want_one_page_share_its_transfer_and_its_place(stack:
     engine.settle()
     for told in engine.told[1:]:
         assert told.tokens == alone(told)
+
+
 def test_a_prefetch_that_lands_after_a_drop_brings_nothing_and_pins_nothing(engine: Stepped) -> None:
     offloaded(engine, "nvme")
     engine.kv("pin", "s")

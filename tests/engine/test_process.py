@@ -17,8 +17,9 @@ from engine.errors import EngineGone
 from engine.request import Sampling
 from engine.tokens import ToolSpec, load_chat_format
 from engine.wire import encode_frame, read_frame
-from tests.engine.conftest import MODELS, model_path
+from tests.engine.conftest import MODELS, model_path, share_native
 from tests.engine.process import Process, engine, hear
+from tests.engine.tiny import write_tiny
 
 PROMPT = [3 + (5 * i) % 250 for i in range(70)]
 
