@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+
+import psutil
 
 from engine.errors import EngineError
 
@@ -62,6 +65,7 @@ async def _serve(settings: object, socket: Path | None, tcp: tuple[str, int] | N
     await asyncio.wait({opening, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if not opening.done():
+        _end_children()
         os._exit(0)  # a thread that loads cannot be stopped; what it was writing is swept by the next start
     engine = opening.result()
     try:
@@ -79,6 +83,15 @@ async def _serve(settings: object, socket: Path | None, tcp: tuple[str, int] | N
         print(json.dumps({"error": f"the compute thread failed: {engine.core.fault!r}"}), file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def _end_children() -> None:
+    """A compiler that builds the kernels would go on for a minute."""
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=5)
 
 
 def _progress(what: str, fraction: float) -> None:

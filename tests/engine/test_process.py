@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from engine.client import EngineClient
@@ -274,6 +276,25 @@ async def test_a_setting_that_cannot_be_had_ends_with_a_sentence(tmp_path: Path,
     out, err = await child.communicate()
     assert (child.returncode, out) == (2, b"")
     assert told in err.decode().splitlines()[-1]
+
+
+async def test_sigterm_while_the_kernels_are_built_ends_the_compiler_too(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf")
+    compiler, told = tmp_path / "g++", tmp_path / "told"
+    os.mkfifo(told)
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = -v ] && exit\necho $$ > {told}\nexec sleep 600\n')
+    compiler.chmod(0o755)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "engine", "--model", str(model), "--socket", str(tmp_path / "s")),
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=-1,
+        stderr=-1,
+    )
+    number = int(await asyncio.to_thread(told.read_text))
+    child.terminate()
+    await child.communicate()
+    assert child.returncode == 0
+    assert not psutil.pid_exists(number)
 
 
 async def test_sigterm_ends_it_cleanly_and_tells_running_calls(talkative: Path, tmp_path: Path) -> None:
