@@ -10,7 +10,8 @@ admitted request is never sent back and fits the pool alone, so someone always e
 
 Order of admission: the tenant that was served least; within it those that were sent back, then sessions that return
 from a tool, then the rest, each in order of arrival. Whoever was overtaken OVERTAKEN_AT_MOST times by later arrivals
-goes before all of these.
+goes before all of these. Prefill is shared out in the same order, but who had none for PASSED_OVER_AT_MOST steps goes
+first within its tenant only.
 """
 
 from __future__ import annotations
