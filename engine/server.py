@@ -137,6 +137,7 @@ class EngineServer:
                 task = asyncio.create_task(self._call(connection, message))
                 calls.add(task)
                 task.add_done_callback(calls.discard)
+                await asyncio.sleep(0)  # reading what is there already lets nobody else run
         except RequestError as error:
             connection.push(_error(None, error))
             await asyncio.sleep(0)  # let the writer see it before the connection ends

@@ -129,6 +129,13 @@ async def test_junk_ends_that_connection_and_no_other(served: Process, junk: byt
         assert len((await hear(client, "alive", PROMPT, 3)).tokens) == 3
 
 
+async def test_a_thousand_calls_in_one_piece_are_all_answered(served: Process) -> None:
+    reader, writer = await raw(served)
+    writer.write(b"".join(encode_frame({"type": "cancel", "id": n, "request_id": "none"}) for n in range(1000)))
+    assert [(await read_frame(reader))["id"] for _ in range(1000)] == list(range(1000))
+    writer.close()
+
+
 async def test_a_lost_connection_cancels_its_generations(served: Process) -> None:
     async with await EngineClient.connect(served.socket) as client:
         reader, writer = await raw(served)
