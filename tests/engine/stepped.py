@@ -64,6 +64,7 @@ class Told:
     tokens: list[int] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     reason: str | None = None
+    end: dict[str, Any] = field(default_factory=dict)
 
     def sink(self, frame: dict[str, Any]) -> None:
         self.kinds.append(frame["type"])
@@ -72,7 +73,7 @@ class Told:
             self.tokens += frame["ids"]
         elif frame["type"] == "done":
             assert self.reason is None
-            self.reason = frame["finish_reason"]
+            self.reason, self.end = frame["finish_reason"], frame
 
 
 class Stepped:
@@ -91,7 +92,7 @@ class Stepped:
     ) -> None:
         self.lanes = ManualLanes()
         self.stack = stack
-        self.now_s = 0.0
+        self.now_s = 1.0  # 0 means that something has not happened
         self.store = KvStore(backend, PagePool(blocks), stack, self.lanes, b"f" * 32, page_bytes)  # type: ignore[arg-type]
         inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         limits = Limits(context=context, vocab=vocab, pool_tokens=blocks * 16)

@@ -11,16 +11,17 @@ import pytest
 from engine.request import parse_generate
 from engine.scheduler import Budget
 from kvtier import TierConfig, TierStack
-from tests.engine.fakes import PAGE_BYTES, VOCAB, FakeBackend, Harness, oracle
+from tests.engine.fakes import PAGE_BYTES, VOCAB, FakeBackend
 from tests.engine.stepped import Stepped
 
 FEW = 8  # pages; two requests of seventy tokens do not fit
 
 
 @pytest.fixture
-def short(tmp_path: Path) -> Iterator[Harness]:
-    with Harness(tmp_path, blocks=FEW) as engine:
-        yield engine
+def short(tmp_path: Path) -> Iterator[Stepped]:
+    stack = tiers(tmp_path)
+    yield stepped(stack)
+    stack.close()
 
 
 def stepped(stack: TierStack | None, blocks: int = FEW) -> Stepped:
@@ -33,39 +34,38 @@ def tiers(root: Path) -> TierStack:
     )
 
 
-def test_a_preempted_request_goes_on_with_the_same_tokens_and_says_what_happened(short: Harness) -> None:
-    go = short.hold()
-    running = [short.start(f"s{i}", [i + 3] * 20, 60) for i in range(3)]
-    go.set()
-    for index, generation in enumerate(running):
-        assert generation.finish().tokens == oracle([index + 3] * 20, 60)
-    counters = short.stats()["counters"]
-    assert counters["preemptions"] > 0
-    assert counters["swapped_pages"] > 0
-    told = [frame["type"] for generation in running for frame in generation.swaps]
-    assert told.count("preempted") == told.count("resumed") > 0
-    assert running[0].swaps == []  # the oldest is never sent back
+def test_a_preempted_request_goes_on_with_the_same_tokens_and_says_what_happened(short: Stepped) -> None:
+    told = [short.submit(f"s{i}", [i + 3] * 20, 60, i) for i in range(3)]
+    short.settle()
+    wide = Stepped(FakeBackend(64), 64, None, page_bytes=PAGE_BYTES, vocab=VOCAB, context=512, budget=Budget())
+    for one in told:
+        again = wide.submit(one.session, one.prompt, one.count, one.sampling.seed)
+        wide.settle()
+        assert one.tokens == again.tokens
+    counters = short.store.counters
+    assert counters.preemptions > 0
+    assert counters.swapped_pages > 0
+    kinds = [kind for one in told for kind in one.kinds]
+    assert kinds.count("preempted") == kinds.count("resumed") > 0
+    assert "preempted" not in told[0].kinds  # the oldest is never sent back
 
 
-def test_the_time_of_prefill_is_that_before_the_first_token_however_often_it_was_sent_back(short: Harness) -> None:
-    go = short.hold()
-    running = [short.start(f"s{i}", [i + 3] * 20, 90) for i in range(2)]
-    go.set()
-    ends = [generation.finish().end for generation in running]
-    assert running[1].swaps
-    assert all(0 <= end["prefill_ms"] <= end["ttft_ms"] for end in ends)
+def test_the_time_of_prefill_is_that_before_the_first_token_however_often_it_was_sent_back(short: Stepped) -> None:
+    told = [short.submit(f"s{i}", [i + 3] * 20, 90, i) for i in range(2)]
+    while short.core.scheduler.requests():
+        short.now_s += 1.0
+        short.round()
+    assert "preempted" in told[1].kinds
+    assert all(0 <= one.end["prefill_ms"] <= one.end["ttft_ms"] < one.end["decode_ms"] for one in told)
 
 
-def test_a_preempted_requests_pages_come_back_from_the_host_tier(short: Harness) -> None:
-    go = short.hold()
-    running = [short.start(f"s{i}", [i + 3] * 20, 90) for i in range(2)]
-    go.set()
-    for generation in running:
-        generation.finish()
-    resumed = [frame for frame in running[1].swaps if frame["type"] == "resumed"]
-    assert sum(frame["host"] for frame in resumed) > 0
-    assert sum(frame["recomputed"] for frame in resumed) == 0
-    assert short.stats()["integrity"] == "ok"
+def test_a_preempted_requests_pages_come_back_from_the_host_tier(short: Stepped) -> None:
+    told = [short.submit(f"s{i}", [i + 3] * 20, 90, i) for i in range(2)]
+    short.settle()
+    assert "preempted" in told[1].kinds
+    counters = short.store.counters
+    assert counters.restored_host_tokens > 0
+    assert counters.recomputed_tokens == 0
 
 
 def test_without_tiers_a_preempted_request_is_recomputed_and_counted() -> None:
