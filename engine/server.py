@@ -30,8 +30,7 @@ MAX_CALLS_PER_CONNECTION = 256
 class Connection:
     """One client. Frames out are queued; token frames of one generation merge while they wait."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.requests: dict[str, Sink] = {}  # by request_id
         self.preparing: dict[str, asyncio.Event] = {}  # set when the request has been handed to the core, or refused
         self._writer = writer
@@ -122,7 +121,7 @@ class EngineServer:
     # -- one connection -------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer)
+        connection = Connection(writer)
         self._connections.add(connection)
         pump = asyncio.create_task(connection.write_queued())
         calls: set[asyncio.Task[None]] = set()
