@@ -44,6 +44,7 @@ class Copies:
         self._page_bytes = page_bytes
         self._snapshot = snapshot  # block, key -> the page's bytes
         self._jobs: deque[CopyJob] = deque()
+        self.staged: dict[bytes, bytes] = {}  # pages that are being written: no tier has them yet
         self._staged_bytes = 0
         self.stored_pages = 0
 
@@ -95,6 +96,7 @@ class Copies:
         """Write snapshots in the background; pages that the tier then has are clean."""
         size = len(pages) * self._page_bytes
         self._staged_bytes += size
+        self.staged.update(pages)
         keys = [key for key, _ in pages]
         stack = self._stack
 
@@ -104,6 +106,9 @@ class Copies:
 
         def done(result: tuple[Receipt, list[Tier | None]] | None) -> None:
             self._staged_bytes -= size
+            for key, page in pages:
+                if self.staged.get(key) is page:
+                    del self.staged[key]
             places: list[Tier | None] = result[1] if result else [None] * len(keys)
             stored = [key for key, place in zip(keys, places, strict=True) if place is not None]
             for key in stored:

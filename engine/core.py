@@ -9,12 +9,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from engine.backends.face import Backend, Logits, Tile
 from engine.constraint import Constraint
-from engine.errors import PageError, RequestError
+from engine.errors import RequestError
+from engine.integrity import check
 from engine.live import Live, Sink, account, done_frame, tiles_of
 from engine.metrics import Metrics
 from engine.request import GenerateSpec, Limits, Phase, admit_spec
@@ -103,20 +103,8 @@ class EngineCore:
         return len(running)
 
     def check_integrity(self) -> None:
-        """Raise PageError unless every reference to a page has a holder that is known, and none is missing.
-
-        Between turns only.
-        """
-        pool = self.store.pool
-        pool.check_integrity()
-        held = [block for live in self._live.values() for block in live.request.blocks]
-        held += [b for live in self._live.values() if live.search is not None for b in live.search.held.values()]
-        held += [block for record in self.store.sessions.all() for block in record.pinned_blocks]
-        counted = Counter(held)
-        if any(pool.refs(block) != counted[block] for block in range(pool.total)):
-            raise PageError("the references to some page are not those of its holders")
-        if {id(live.request) for live in self._live.values()} != {id(r) for r in self.scheduler.requests()}:
-            raise PageError("the scheduler and the core do not know the same requests")
+        """See `integrity.check`. Between turns only."""
+        check(self.store, self.scheduler, list(self._live.values()))
 
     # -- the loop -------------------------------------------------------------------------------------------------
 

@@ -64,12 +64,12 @@ class KvStore:
         self.backend = backend
         self.pool = pool
         self.stack = stack
-        self.transfers = None if stack is None else Transfers(stack)
         self.lanes = lanes
         self.page_bytes = page_bytes
         self.sessions = Sessions()
         self.counters = Counters()
         self.copies = None if stack is None else Copies(pool, stack, lanes, page_bytes, self._snapshot)
+        self.transfers = None if stack is None or self.copies is None else Transfers(stack, self.copies.staged)
         self._fingerprint = fingerprint
         self._rows: dict[bytes, int] = {}  # rows of partial pages on the device
         self._salt_of: dict[bytes, bytes] = {}  # of pages on the device

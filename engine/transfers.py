@@ -1,4 +1,5 @@
-"""Reads from the tiers, shared: a page that one reader is fetching is waited for by the next, not fetched again.
+"""Reads from the tiers, shared: a page that one reader is fetching is waited for by the next, not fetched again; one
+that is still being written is taken from the copy that waits to be written.
 
 Used by the readers' threads.
 """
@@ -6,7 +7,7 @@ Used by the readers' threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from kvtier import Loaded, Tier, TierStack
@@ -16,16 +17,18 @@ Flying = dict[bytes, Future[Loaded | None]]
 
 
 class Transfers:
-    """A stack as readers see it. Thread-safe."""
+    """A stack as readers see it. Thread-safe. `staged` holds pages until some time after a tier has them."""
 
-    def __init__(self, stack: TierStack) -> None:
+    def __init__(self, stack: TierStack, staged: Mapping[bytes, bytes]) -> None:
         self._stack = stack
+        self._staged = staged
         self._lock = threading.Lock()
         self._flying: Flying = {}
         self.joined = 0  # pages that came with another reader's transfer
 
     def lookup(self, keys: Sequence[bytes]) -> list[Tier | None]:
-        return self._stack.lookup(keys)
+        written_soon = [Tier.HOST if key in self._staged else None for key in keys]
+        return [place or soon for place, soon in zip(self._stack.lookup(keys), written_soon, strict=True)]
 
     def refresh(self) -> bool:
         """List the shared store anew. False where there is none."""
@@ -36,8 +39,9 @@ class Transfers:
 
     def get(self, keys: Sequence[bytes]) -> list[Loaded | None]:
         """As `TierStack.get`. A transfer that another reader began and does not end in WAIT_S is a miss."""
-        mine, theirs = self._claim(keys)
-        found: dict[bytes, Loaded | None] = {}
+        waiting = {key: self._staged.get(key) for key in keys}
+        found: dict[bytes, Loaded | None] = {key: Loaded(page, Tier.HOST) for key, page in waiting.items() if page}
+        mine, theirs = self._claim([key for key in keys if key not in found])
         try:
             if mine:
                 found.update(zip(mine, self._stack.get(list(mine)), strict=True))

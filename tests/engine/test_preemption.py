@@ -68,6 +68,19 @@ def test_a_preempted_requests_pages_come_back_from_the_host_tier(short: Stepped)
     assert counters.recomputed_tokens == 0
 
 
+def test_pages_that_are_still_on_their_way_to_the_host_tier_are_not_recomputed(short: Stepped) -> None:
+    told = [short.submit(f"s{i}", [i + 3] * 20, 90, i) for i in range(2)]
+    while any(one.reason is None for one in told):
+        short.turn()
+        while short.lanes.reads:
+            short.lanes.land_read(0)  # no write lands
+    assert "resumed" in told[1].kinds
+    assert short.store.counters.recomputed_tokens == 0
+    short.settle()
+    assert short.store.copies is not None
+    assert not short.store.copies.staged
+
+
 def test_without_tiers_a_preempted_request_is_recomputed_and_counted() -> None:
     engine = stepped(None)
     told = [engine.submit(f"s{i}", [i + 3] * 20, 90, i) for i in range(2)]

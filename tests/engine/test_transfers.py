@@ -38,9 +38,9 @@ def stack() -> SlowStack:
     return SlowStack()
 
 
-def transfers(stack: SlowStack) -> Transfers:
+def transfers(stack: SlowStack, staged: dict[bytes, bytes] | None = None) -> Transfers:
     fake: Any = stack
-    return Transfers(fake)
+    return Transfers(fake, staged or {})
 
 
 def test_a_page_that_is_on_its_way_is_not_fetched_again(stack: SlowStack) -> None:
@@ -91,3 +91,13 @@ def test_when_it_has_landed_the_next_reader_fetches_anew(stack: SlowStack) -> No
     shared.get(KEYS[:1])
     shared.get(KEYS[:1])
     assert stack.asked == [KEYS[:1], KEYS[:1]]
+
+
+def test_a_page_that_is_still_being_written_is_taken_from_its_copy(stack: SlowStack) -> None:
+    stack.go.set()
+    shared = transfers(stack, {KEYS[1]: b"staged"})
+    first, second = shared.get(KEYS[:2])
+    assert first is not None
+    assert second is not None
+    assert (first.payload, second.payload) == (KEYS[0], b"staged")
+    assert stack.asked == [KEYS[:1]]
