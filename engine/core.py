@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from engine.backends.face import Backend, Logits, Tile
 from engine.constraint import Constraint
-from engine.errors import RequestError
+from engine.errors import EngineFault, RequestError
 from engine.integrity import check
 from engine.live import Live, Sink, account, done_frame, tiles_of
 from engine.metrics import Metrics
@@ -258,7 +258,11 @@ class EngineCore:
             if allowed is None:
                 self._end(live, "grammar")
                 return
-        token = sample(logits, request.spec.sampling, len(request.tokens), allowed)
+        try:
+            token = sample(logits, request.spec.sampling, len(request.tokens), allowed)
+        except EngineFault as fault:
+            self._fail(live, str(fault))
+            return
         if live.constraint is not None and not live.constraint.accept(token):
             self._end(live, "grammar")
             return
@@ -286,6 +290,15 @@ class EngineCore:
         self._drop_search(live)
         self.store.retire(request)
         live.sink(done_frame(live, reason, self._clock()))
+
+    def _fail(self, live: Live, message: str) -> None:
+        """End a request whose pages cannot be trusted: nobody is to find them."""
+        request = live.request
+        self._live.pop(request.spec.request_id, None)
+        self.scheduler.remove(request)
+        self.store.discard(request)
+        frame = {"type": "error", "request_id": request.spec.request_id, "code": "engine_fault", "message": message}
+        live.sink(frame)
 
     def _stop(self) -> None:
         self._stopping = True

@@ -3,58 +3,107 @@ one.
 
 Gumbel-max: argmax over tokens of logit/temperature - log(-log(u)), u from SplitMix64 keyed by seed, position and
 token id, is a draw from the softmax. Ties go to the lowest token id.
+
+Logarithms are computed for few tokens only. Those near the best logit are drawn from first; the winner's value says
+how great the noise of any other would have to be, and noise so great shows in the integer that it is made from.
 """
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from engine.backends.face import Logits
+from engine.errors import EngineFault
 from engine.request import Sampling
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
 _GREEDY_BELOW = 1e-100  # no noise reaches across what this divides, and less would overflow
+_SPREAD = 8.0  # of logit/temperature below the best; noise that reaches across it comes once in e^8 tokens
+_FEW = 2048  # so many tokens are drawn from directly
+_FIRST_SORTED = 1024
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 Reals = np.ndarray[Any, np.dtype[np.float64]]
+Words = np.ndarray[Any, np.dtype[np.uint64]]
 Allowed = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def sample(logits: Logits, sampling: Sampling, position: int, allowed: Allowed | None = None) -> int:
-    """The token at `position` (counted from the transcript's start). logits: fp32 [vocab]; allowed: bool [vocab]."""
-    scores = logits.astype(np.float64)
+    """The token at `position` (counted from the transcript's start). logits: fp32 [vocab]; allowed: bool [vocab].
+
+    Raises EngineFault where no allowed token has a finite logit: the model or its pages are broken.
+    """
+    possible = np.isfinite(logits)
     if allowed is not None:
-        scores = np.where(allowed, scores, -np.inf)
+        possible &= allowed
+    if not possible.any():
+        raise EngineFault("no token has a finite logit; the model file or the engine's memory is damaged")
     if sampling.temperature < _GREEDY_BELOW:
-        return int(np.argmax(scores))
-    ids = _kept(scores / sampling.temperature, sampling)
-    noisy = scores[ids] / sampling.temperature + _gumbel(sampling.seed, position, ids)
-    return int(ids[np.argmax(noisy)])
+        return int(np.argmax(np.where(possible, logits, -np.inf)))
+    ids = _kept(logits, np.flatnonzero(possible), sampling)
+    return _draw(logits, ids, sampling, position)
 
 
-def _kept(scores: Reals, sampling: Sampling) -> Ids:
+def _kept(logits: Logits, ids: Ids, sampling: Sampling) -> Ids:
     """Token ids that top_k and top_p leave, in rising order. The most likely token is always left."""
-    ids = np.flatnonzero(np.isfinite(scores))
     if 0 < sampling.top_k < len(ids):
-        ids = _best(scores, ids, sampling.top_k)
+        ids = _best(logits, ids, sampling.top_k)
     if sampling.top_p >= 1.0:
-        return np.sort(ids)
-    order = ids[np.lexsort((ids, -scores[ids]))]
-    weights = np.exp(scores[order] - scores[order[0]])
-    mass = np.cumsum(weights)
-    count = int(np.searchsorted(mass, sampling.top_p * mass[-1])) + 1
-    return np.sort(order[:count])
+        return ids
+    scores = logits[ids].astype(np.float64) / sampling.temperature
+    weights = np.exp(scores - scores.max())
+    wanted = sampling.top_p * float(weights.sum())
+    count = _FIRST_SORTED
+    while True:
+        best = _best(logits, ids, count) if count < len(ids) else ids
+        places = np.searchsorted(ids, best)
+        order = np.lexsort((best, -logits[best]))
+        mass = np.cumsum(weights[places][order])
+        if mass[-1] >= wanted or len(best) == len(ids):
+            inside = int(np.searchsorted(mass, wanted)) + 1
+            return np.sort(best[order[:inside]])
+        count *= 8
 
 
-def _best(scores: Reals, ids: Ids, count: int) -> Ids:
-    """The `count` best; at the edge, lower ids first."""
-    edge = np.partition(scores[ids], len(ids) - count)[len(ids) - count]
-    candidates = ids[scores[ids] >= edge]
-    best: Ids = candidates[np.lexsort((candidates, -scores[candidates]))][:count]
-    return best
+def _best(logits: Logits, ids: Ids, count: int) -> Ids:
+    """The `count` best in rising order; at the edge, lower ids first."""
+    values = logits[ids]
+    edge = np.partition(values, len(ids) - count)[len(ids) - count]
+    above, equal = ids[values > edge], ids[values == edge]
+    return np.sort(np.concatenate([above, equal[: count - len(above)]]))
+
+
+def _draw(logits: Logits, ids: Ids, sampling: Sampling, position: int) -> int:
+    """The token whose logit/temperature plus noise is greatest."""
+    if len(ids) <= _FEW:
+        return _greatest(logits, ids, sampling, position)[0]
+    values = logits[ids]
+    top = float(values.max())
+    edge = top - _SPREAD * sampling.temperature
+    near = ids[values >= edge]
+    token, value = _greatest(logits, near, sampling, position)
+    reaching = value - edge / sampling.temperature - 1e-6  # less than the noise that any other needs
+    if not reaching >= 0.0:  # scores so great that the spread is lost in them
+        return _greatest(logits, ids, sampling, position)[0]
+    least = math.floor(math.exp(-math.exp(-reaching)) * 2.0**53) - 2
+    words = _words(sampling.seed, position, len(logits))
+    lucky = np.flatnonzero(words >= np.uint64(max(least, 0)))
+    lucky = lucky[np.isin(lucky, ids, assume_unique=True)]
+    if not len(lucky):
+        return token
+    return _greatest(logits, np.union1d(lucky, [token]), sampling, position)[0]
+
+
+def _greatest(logits: Logits, ids: Ids, sampling: Sampling, position: int) -> tuple[int, float]:
+    """The winner among these tokens, and its value."""
+    noisy = logits[ids].astype(np.float64) / sampling.temperature + _gumbel(sampling.seed, position, ids)
+    place = int(np.argmax(noisy))
+    return int(ids[place]), float(noisy[place])
 
 
 def _gumbel(seed: int, position: int, ids: Ids) -> Reals:
@@ -64,13 +113,31 @@ def _gumbel(seed: int, position: int, ids: Ids) -> Reals:
 
 def uniform(seed: int, position: int, ids: Ids) -> Reals:
     """One number in (0, 1) per token id, from (seed, position, id) alone."""
+    words = _mixed(seed, position, (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (words.astype(np.float64) + 0.5) * 2.0**-53
+
+
+def _words(seed: int, position: int, vocab: int) -> Words:
+    """53 bits for each token id: `uniform` times 2^53, less a half."""
+    return _mixed(seed, position, _steps(vocab))
+
+
+@lru_cache(maxsize=4)
+def _steps(vocab: int) -> Words:
+    return (np.arange(vocab, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
+
+
+def _mixed(seed: int, position: int, steps: Words) -> Words:
     stream = _mix(_mix(seed & _MASK) ^ (position & _MASK))
     with np.errstate(over="ignore"):
-        state = np.uint64(stream) + (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = np.uint64(stream) + steps
+        state ^= state >> np.uint64(30)
+        state *= np.uint64(0xBF58476D1CE4E5B9)
+        state ^= state >> np.uint64(27)
+        state *= np.uint64(0x94D049BB133111EB)
         state ^= state >> np.uint64(31)
-    return ((state >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    state >>= np.uint64(11)
+    return state
 
 
 def _mix(value: int) -> int:

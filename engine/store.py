@@ -133,6 +133,12 @@ class KvStore:
             self.unpin(record)
             self.pin(record, self.pool.total)
 
+    def discard(self, request: Request) -> None:
+        """Give a request's pages back and forget them, wherever they are."""
+        self.delete(request.keys)
+        self.pool.release(request.blocks)
+        request.blocks, request.keys = [], []
+
     def swap_out(self, request: Request) -> int:
         """Take a request's pages away: they go to the host tier in the background, and stay cached on the device until
         somebody needs their place. Returns how many."""

@@ -94,7 +94,10 @@ async def _database(server: PostgresServer, template: str) -> AsyncIterator[str]
         await connection.close()
 
 
-hypothesis.settings.register_profile("soak", max_examples=2000)
+# how long an example takes depends on what else the machine does
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("tests")
 MODELS_DIR = Settings.load().models_dir
 TEST_MODEL = "smollm2-135m-instruct"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.facts import PAGE_SIZE
@@ -399,3 +400,17 @@ def test_a_pool_too_small_for_one_sequence_refuses_it_by_field_and_says_what_to_
     assert "token_ids has 600 tokens" in done.end["message"]
     assert "--kv-tokens" in done.end["message"]
     assert harness.stats()["pool"]["free"] == harness.store.pool.total
+
+
+def test_logits_that_are_no_numbers_end_their_request_and_leave_no_page_of_it(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = harness.backend.forward
+    nan = np.full(60, np.nan, np.float32)
+    monkeypatch.setattr(harness.backend, "forward", lambda tiles: [row if row is None else nan for row in whole(tiles)])
+    done = harness.generate("s", PROMPT, 5, sampling={"temperature": 1.0})
+    assert (done.end["type"], done.end["code"]) == ("error", "engine_fault")
+    monkeypatch.undo()
+    stats = harness.stats()
+    assert (stats["integrity"], stats["pool"]["free"]) == ("ok", harness.store.pool.total)
+    turn(harness, "s", PROMPT, 5)

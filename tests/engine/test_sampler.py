@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from engine.errors import EngineFault
 from engine.request import Sampling
 from engine.sampler import sample, uniform
 
@@ -69,3 +72,67 @@ def test_a_mask_is_never_left() -> None:
     allowed = np.array([False, False, True, True, False])
     assert {sample(LOGITS, Sampling(temperature=9.0, seed=3), p, allowed) for p in range(500)} == {2, 3}
     assert sample(LOGITS, Sampling(), 0, allowed) == 2
+
+
+def drawn_from_all(logits: np.ndarray, sampling: Sampling, position: int, allowed: np.ndarray | None = None) -> int:
+    """What `sample` means, with a logarithm for every token."""
+    scores = logits.astype(np.float64) / sampling.temperature
+    scores[~np.isfinite(scores)] = -np.inf
+    if allowed is not None:
+        scores[~allowed] = -np.inf
+    ids = np.flatnonzero(np.isfinite(scores))
+    order = ids[np.lexsort((ids, -scores[ids]))]
+    if 0 < sampling.top_k < len(order):
+        order = order[: sampling.top_k]
+    if sampling.top_p < 1.0:
+        weights = np.exp(scores[np.sort(order)] - scores[order[0]])
+        mass = np.cumsum(np.exp(scores[order] - scores[order[0]]))
+        order = order[: int(np.searchsorted(mass, sampling.top_p * weights.sum())) + 1]
+    kept = np.sort(order)
+    noisy = scores[kept] - np.log(-np.log(uniform(sampling.seed, position, kept)))
+    return int(kept[np.argmax(noisy)])
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    width=st.floats(0.01, 12.0),
+    temperature=st.sampled_from([0.1, 0.7, 1.0, 3.0, 50.0]),
+    top_k=st.sampled_from([0, 0, 40, 5000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.95, 0.9999, 0.2]),
+    masked=st.booleans(),
+)
+def test_few_logarithms_give_the_draw_of_all_of_them(
+    seed: int, width: float, temperature: float, top_k: int, top_p: float, masked: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = np.round(rng.standard_normal(20_000) * width, 1).astype(np.float32)  # many are equal
+    logits[:5] = [np.nan, -np.inf, np.inf, np.nan, -np.inf]
+    allowed = rng.random(20_000) < 0.6 if masked else None
+    for position in range(3):
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        assert sample(logits, sampling, position, allowed) == drawn_from_all(logits, sampling, position, allowed)
+
+
+@pytest.mark.parametrize("temperature", [1e-99, 1e-30, 1e-5, 1e30])
+@pytest.mark.parametrize("width", [1e-30, 1.0, 1e30])
+def test_no_temperature_and_no_logit_is_too_great_or_too_small(temperature: float, width: float) -> None:
+    logits = (np.random.default_rng(1).standard_normal(5000) * width).astype(np.float32)
+    with np.errstate(over="ignore"):
+        token = sample(logits, Sampling(temperature, seed=3), 5)
+    assert 0 <= token < 5000
+
+
+def test_noise_that_reaches_across_the_spread_is_found() -> None:
+    """With flat logits every token is near; with one peak, others win as often as the softmax says."""
+    logits = np.zeros(20_000, np.float32)
+    logits[7] = 18.0  # the others together weigh 20,000 / e^18 of it: too little; at temperature 2 they win often
+    draws = [sample(logits, Sampling(temperature=2.0, seed=3), position) for position in range(300)]
+    others = sum(draw != 7 for draw in draws) / 300
+    wanted = 19_999 / (19_999 + np.exp(9.0))
+    assert abs(others - wanted) < 6 * np.sqrt(wanted * (1 - wanted) / 300)
+
+
+def test_logits_without_a_finite_one_are_a_fault_not_a_token() -> None:
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        with pytest.raises(EngineFault, match="finite"):
+            sample(np.full(50, np.nan, np.float32), sampling, 0)
