@@ -7,6 +7,7 @@ copied before it is filled, and a block can be reused while its copy is still on
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,7 @@ class KvStore:
         self.copies = None if stack is None else Copies(pool, stack, lanes, page_bytes, self._snapshot)
         self.transfers = None if stack is None or self.copies is None else Transfers(stack, self.copies.staged)
         self._fingerprint = fingerprint
+        self._pins: Counter[int] = Counter()  # block -> sessions that pin it
         self._rows: dict[bytes, int] = {}  # rows of partial pages on the device
         self._salt_of: dict[bytes, bytes] = {}  # of pages on the device
 
@@ -194,19 +196,22 @@ class KvStore:
                 continue
             self.pool.acquire(key)
             record.pinned_blocks.append(block)
+            self._pins[block] += 1
         return len(record.pinned_blocks)
 
     def unpin(self, record: SessionKv) -> int:
         """Give the held pages back; they stay cached. Returns how many were held."""
         count = len(record.pinned_blocks)
         self.pool.release(record.pinned_blocks)
+        self._pins.subtract(record.pinned_blocks)
+        self._pins = +self._pins
         record.pinned_blocks = []
         return count
 
     @property
     def pinned_pages(self) -> int:
         """Distinct pages; one that two sessions pin counts once."""
-        return len({block for record in self.sessions.all() for block in record.pinned_blocks})
+        return len(self._pins)
 
     def break_pins(self, pages: int) -> None:
         """Take pins away, oldest session first, until `pages` pages are free of them. Visible in the counters."""
