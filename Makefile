@@ -37,6 +37,7 @@ bench: setup
 soak: setup
 	$(BIN)/python -m bench.crowd --seconds 300
 	$(BIN)/python -m pytest tests/engine/test_schedules.py --hypothesis-profile=soak --timeout=3600
+	$(BIN)/python -m pytest tests/engine -m soak --timeout=3600
 	$(BIN)/python -m bench.resume --seeds 20
 
 clean:

@@ -73,11 +73,19 @@ TINY: dict[str, dict[str, Any]] = {
     "tiny-mixed": {"arch": "qwen2", "quants": MIXED},
 }
 DTYPES = {"torch": ("bf16", "fp32"), "cpu": ("bf16", "fp32", "w4a8")}
+
+
+def marks(backend: str, name: str) -> list[pytest.MarkDecorator]:
+    """The larger model on torch takes minutes."""
+    if name in TINY:
+        return []
+    return [pytest.mark.model, *([pytest.mark.soak] if (backend, name) == ("torch", MODELS[1]) else [])]
+
+
 PARAMS = [
-    pytest.param((backend, name, dtype), id=f"{backend}-{name}-{dtype}", marks=marks)
+    pytest.param((backend, name, dtype), id=f"{backend}-{name}-{dtype}", marks=marks(backend, name))
     for backend, dtypes in DTYPES.items()
-    for names, marks in ((TINY, ()), (MODELS, (pytest.mark.model,)))
-    for name in names
+    for name in (*TINY, *MODELS)
     for dtype in dtypes
 ]
 
