@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench import crowd, engine_figures, eval_figures, evidence, resume
+from bench import crowd, engine_figures, eval_figures, evidence, policy, resume
 
 Verdict = tuple[dict[str, Any], bool]
 
@@ -39,11 +39,17 @@ def _crowd(path: Path) -> Verdict:
     return figure, crowd.is_green(figure)
 
 
+def _policy(path: Path) -> Verdict:
+    figure = policy.figures([json.loads(line) for line in path.read_text().splitlines()])
+    return figure, policy.is_green(figure)
+
+
 BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "resume.jsonl": _resume,
     "engine.jsonl": _engine,
     "eval.jsonl": _eval,
     "crowd.jsonl": _crowd,
+    "policy.jsonl": _policy,
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from engine.errors import TemplateError, ToolSchemaError
 from engine.tokens import Call, ChatFormat, Tokenizer, ToolResult, ToolSpec, load_chat_format
 from tests.engine.conftest import model_path
+from tests.engine.fakes import Harness
 from tests.engine.tiny import write_tiny
 
 READ = ToolSpec("read_file", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
@@ -193,3 +194,24 @@ def test_a_file_without_a_template_is_a_sentence(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_temp_ate"))
     with pytest.raises(TemplateError, match="no chat template"):
         load_chat_format(path)
+
+
+@pytest.mark.parametrize("said", ["  hello \n\n", "hello", "<tool_call>\n{ 'name':"])
+def test_what_was_sampled_stays_and_only_the_new_message_is_tokenised(
+    tiny_chat: tuple[Tokenizer, ChatFormat], said: str
+) -> None:
+    """The model said it in tokens of its own choice, which no template and no tokenizer would write again."""
+    tokenizer, chat = tiny_chat
+    sampled = [token for character in said for token in tokenizer.encode(character)]
+    before = chat.opening(None) + chat.user("hello") + chat.assistant_open() + sampled
+    after = before + chat.assistant_close(ended=False) + chat.tool_results([ToolResult("1", "read_file", "hello")])
+    whole = chat.opening(None) + chat.user("hello") + chat.assistant(said)
+    if "hello" in said:
+        assert whole[: len(before)] != before  # written again, it would be another prefix
+    assert after[: len(before)] == before
+    with Harness(None, blocks=64) as engine:
+        prompt = [token % 60 + 2 for token in before]
+        first = engine.generate("s", prompt, 4)
+        grown = [*prompt, *first.tokens, *(token % 60 + 2 for token in after[len(before) :])]
+        second = engine.generate("s", grown, 4, known_tokens=len(prompt) + 3)
+        assert (second.prefill["device"], second.prefill["recomputed"]) == (len(prompt) + 3, 0)
