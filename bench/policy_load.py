@@ -131,7 +131,7 @@ def conversations(recording: Path, shrink: int = 4) -> list[Arrival]:
 
 
 def _extending(requests: list[dict[str, Any]]) -> list[list[int]]:
-    """(time in ms, input tokens, output tokens, the latest earlier request with whose whole blocks it begins, or -1)."""
+    """(time in ms, input tokens, output tokens, the latest earlier request with whose blocks it begins, or -1)."""
     latest: dict[tuple[int, ...], int] = {}
     rows = []
     for index, request in enumerate(requests):
