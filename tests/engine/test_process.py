@@ -212,20 +212,23 @@ async def test_a_cancel_right_behind_its_generation_finds_it_while_its_grammar_i
     assert [frame["finish_reason"] for frame in told if frame["type"] == "done"] == ["cancelled"]
 
 
-async def test_a_refused_twin_whose_connection_is_lost_cancels_nobody_elses_generation(served: Process) -> None:
+async def test_a_refused_twin_whose_connection_is_lost_cancels_nobody_elses_generation(
+    talkative: Path, tmp_path: Path
+) -> None:
     message = {"type": "generate", "id": 1, "request_id": "twin", "session": "other", "token_ids": PROMPT}
-    async with await EngineClient.connect(served.socket) as client:
-        for _ in range(8):  # whether the refusal or the loss comes first is a race
-            running = asyncio.create_task(hear(client, "first", PROMPT, 200, request_id="twin"))
-            while not (await client.stats())["running"]:
-                assert not running.done()
-            _, writer = await raw(served)
-            writer.write(encode_frame(message))
-            await writer.drain()
-            writer.transport.abort()
-            heard = await running
-            assert heard.done is not None
-            assert heard.done.finish_reason != "cancelled"
+    async with engine(talkative, tmp_path, kv_tokens=8192) as process:
+        async with await EngineClient.connect(process.socket) as client:
+            for _ in range(8):  # whether the refusal or the loss comes first is a race
+                running = asyncio.create_task(hear(client, "first", PROMPT, 3000, request_id="twin"))
+                while not (await client.stats())["running"]:
+                    assert not running.done()
+                _, writer = await raw(process)
+                writer.write(encode_frame(message))
+                await writer.drain()
+                writer.transport.abort()
+                heard = await running
+                assert heard.done is not None
+                assert heard.done.finish_reason != "cancelled"
 
 
 async def test_a_grammar_holds_to_the_end(served: Process) -> None:
