@@ -21,9 +21,9 @@ from bench.eval_tasks import (
     TOOLS,
 )
 from bench.evidence import Line
-from bench.runners import opened_weights, tiles_of
+from bench.runners import opened_weights
 from engine.backends.choose import BackendSettings, open_backend
-from engine.backends.face import Backend, Tile
+from engine.backends.face import Backend, Tile, cut
 from engine.constraint import Constraint, Constraints
 from engine.errors import EngineError
 from engine.facts import PAGE_SIZE
@@ -112,7 +112,7 @@ class Mode:
     def _generate(self, prefix: list[int], asked: Sequence[Asked]) -> None:
         """Greedy decoding of all of them together; whole pages of the prefix are computed once and shared."""
         shared = len(prefix) // PAGE_SIZE
-        self._backend.forward(tiles_of(range(shared), 0, prefix[: shared * PAGE_SIZE]))
+        self._backend.forward(cut(range(shared), 0, prefix[: shared * PAGE_SIZE]))
         free = iter(range(shared, _POOL_BLOCKS))
         for one in asked:
             one.tokens = prefix + one.tokens
@@ -130,7 +130,7 @@ class Mode:
         for one in asked:
             tokens = one.tokens + one.said
             at = len(tokens) - 1 if start is None else start
-            tiles += tiles_of(one.blocks, at, tokens[at:])
+            tiles += cut(one.blocks, at, tokens[at:])
         logits = [row for row in self._backend.forward(tiles) if row is not None]
         for one, row in zip(asked, logits, strict=True):
             allowed = one.constraint.allowed() if one.constraint else None

@@ -24,7 +24,7 @@ class Transformers:
         torch.set_num_threads(sizes.threads)
         facts, weights = opened_weights(model, "bf16")
         self._torch = torch
-        self._model = _reference(facts, weights)
+        self._model = reference(facts, weights, "sdpa")
         self._caches: dict[tuple[int, ...], Any] = {}
         import transformers
 
@@ -56,8 +56,11 @@ class Transformers:
         self._caches.clear()
 
 
-def _reference(facts: ModelFacts, weights: Weights) -> Any:
-    """The transformers model of this architecture with our weights in it, in bf16."""
+def reference(facts: ModelFacts, weights: Weights, attention: str) -> Any:
+    """The transformers model of this architecture with our weights in it, in their dtype (bf16 or fp32).
+
+    Raises BenchError where transformers names other weights.
+    """
     import torch
 
     with warnings.catch_warnings():
@@ -75,8 +78,8 @@ def _reference(facts: ModelFacts, weights: Weights) -> Any:
             "rms_norm_eps": facts.norm_eps,
             "rope_parameters": {"rope_type": "default", "rope_theta": facts.rope_base},
             "tie_word_embeddings": facts.tied_output,
-            "attn_implementation": "sdpa",
-            "dtype": torch.bfloat16,
+            "attn_implementation": attention,
+            "dtype": torch.float32 if weights.dtype == "fp32" else torch.bfloat16,
         }
         with torch.device("meta"):
             llama = facts.arch == "llama"
@@ -96,7 +99,8 @@ def _state(facts: ModelFacts, weights: Weights) -> dict[str, Any]:
     def tensor(array: Any) -> Any:
         if array.dtype == np.uint16:
             return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-        return torch.from_numpy(array.copy()).bfloat16()
+        whole = torch.from_numpy(array.copy())
+        return whole if weights.dtype == "fp32" else whole.bfloat16()
 
     arrays = {name: tensor(array) for name, array in weights.arrays.items()}
     q, kv = facts.hidden, facts.kv_heads * facts.head_size

@@ -16,7 +16,7 @@ import numpy as np
 from bench.compiled import BenchError
 from bench.llamacpp import LlamaCpp, built
 from engine.backends.choose import BackendSettings, open_backend
-from engine.backends.face import Backend, Tile
+from engine.backends.face import Backend, cut
 from engine.errors import EngineError
 from engine.facts import PAGE_SIZE, ModelFacts, read_facts
 from engine.gguf import GgufFile
@@ -93,19 +93,6 @@ def opened_backend(model: Path, dtype: str, blocks: int, threads: int, name: str
         raise BenchError(f"{name} cannot run {dtype}: {error}") from error
 
 
-def tiles_of(blocks: Sequence[int], position: int, tokens: Sequence[int]) -> list[Tile]:
-    """Tokens from `position` on as tiles, cut at page boundaries; the last one wants logits."""
-    tiles: list[Tile] = []
-    at, end = position, position + len(tokens)
-    while at < end:
-        page = at // PAGE_SIZE
-        stop = min(end, (page + 1) * PAGE_SIZE)
-        piece = tuple(tokens[at - position : stop - position])
-        tiles.append(Tile(tuple(blocks[: page + 1]), at % PAGE_SIZE, piece, stop == end))
-        at = stop
-    return tiles
-
-
 class _Ours:
     """A backend of ours. `slowed`: every step is run this many times, to see that the figures notice."""
 
@@ -126,7 +113,7 @@ class _Ours:
         pass  # rows are written again before they are attended to
 
     def step(self, pieces: Sequence[Piece]) -> Logits:
-        tiles = [tile for sequence, at, ids in pieces for tile in tiles_of(self._blocks[sequence], at, ids)]
+        tiles = [tile for sequence, at, ids in pieces for tile in cut(self._blocks[sequence], at, ids)]
         for _ in range(self._slowed):
             rows = [row for row in self._backend.forward(tiles) if row is not None]
         return np.stack(rows)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.compiled import BenchError
+
 
 @dataclass(frozen=True)
 class Served:
@@ -21,17 +23,20 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(model: Path, root: Path, **options: Any) -> AsyncIterator[Served]:
-    """`python -m engine` with its files under `root`; terminated at the end."""
+    """`python -m engine` with its files under `root`; terminated at the end. Raises BenchError if it does not start."""
     arguments = {"model": model, "socket": root / "engine.sock", **options}
     flat = [part for name, value in arguments.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "engine", *flat, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
+    log = root / "engine.log"
+    with log.open("w") as errors:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine", *flat, stdout=asyncio.subprocess.PIPE, stderr=errors
+        )
     try:
         assert child.stdout is not None
         line = await child.stdout.readline()
         if not line:
-            raise RuntimeError(f"the engine did not start: python -m engine {' '.join(flat)}")
+            last = (log.read_text().strip().splitlines() or ["it gave no reason"])[-1]
+            raise BenchError(f"the engine does not start in {options.get('dtype', 'bf16')}: {last}")
         yield Served(root / "engine.sock", child.pid, json.loads(line))
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.compiled import BenchError
 from bench.evidence import Line, load_average
+from bench.served import served
 from engine.client import EngineClient, Tokens
 
 STREAMS, CONTEXT, PROMPT = 8, 128, 4096
@@ -50,7 +50,7 @@ async def measure(
     prompt, to see that the figure notices.
     """
     lines: list[Line] = []
-    async with _engine(model, dtype, threads) as (client, process):
+    async with _engine(model, dtype, threads) as (client, pid):
         for repeat in range(repeats):
             streams = [Stream() for _ in range(STREAMS)]
             tasks = [
@@ -61,7 +61,7 @@ async def measure(
                 calm = time.monotonic()
                 await _until(streams, tasks, _CALM_TOKENS)
                 began = time.monotonic()
-                async with _stalling(process if stalled else None):
+                async with _stalling(pid if stalled else None):
                     await _first_token(client, prompt, repeat)
                 ended = time.monotonic()
             finally:
@@ -118,11 +118,11 @@ async def _first_token(client: EngineClient, prompt: int, repeat: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _stalling(process: asyncio.subprocess.Process | None) -> AsyncIterator[None]:
-    if process is None:
+async def _stalling(pid: int | None) -> AsyncIterator[None]:
+    if pid is None:
         yield
         return
-    task = asyncio.create_task(_stall(process))
+    task = asyncio.create_task(_stall(pid))
     try:
         yield
     finally:
@@ -130,39 +130,21 @@ async def _stalling(process: asyncio.subprocess.Process | None) -> AsyncIterator
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _stall(process: asyncio.subprocess.Process) -> None:
+async def _stall(pid: int) -> None:
     try:
         while True:
-            process.send_signal(signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
             await asyncio.sleep(0.3)
-            process.send_signal(signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
             await asyncio.sleep(0.03)
     finally:
-        process.send_signal(signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.asynccontextmanager
-async def _engine(
-    model: Path, dtype: str, threads: int
-) -> AsyncIterator[tuple[EngineClient, asyncio.subprocess.Process]]:
-    """A real engine process and a client of it."""
+async def _engine(model: Path, dtype: str, threads: int) -> AsyncIterator[tuple[EngineClient, int]]:
+    """A client of a real engine process, and its pid."""
     with tempfile.TemporaryDirectory(prefix="tenuto-bench-") as directory:
-        socket = Path(directory) / "engine.sock"
-        flags = {"model": model, "socket": socket, "dtype": dtype, "threads": threads, "kv-tokens": _POOL_TOKENS}
-        arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-        with (Path(directory) / "engine.log").open("w+") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "engine", *arguments, stdout=asyncio.subprocess.PIPE, stderr=log
-            )
-            try:
-                assert process.stdout is not None
-                if not await process.stdout.readline():
-                    log.seek(0)
-                    last = (log.read().strip().splitlines() or ["it gave no reason"])[-1]
-                    raise BenchError(f"the engine does not start in {dtype}: {last}")
-                async with await EngineClient.connect(socket) as client:
-                    yield client, process
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-                await process.wait()
+        async with served(model, Path(directory), dtype=dtype, threads=threads, kv_tokens=_POOL_TOKENS) as engine:
+            async with await EngineClient.connect(engine.socket) as client:
+                yield client, engine.pid

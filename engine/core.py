@@ -15,7 +15,7 @@ from engine.backends.face import Backend, Logits, Tile
 from engine.constraint import Constraint
 from engine.errors import EngineFault, RequestError
 from engine.integrity import check
-from engine.live import Live, Sink, account, done_frame, tiles_of
+from engine.live import Live, Sink, account, done_frame, error_frame, tiles_of
 from engine.metrics import Metrics
 from engine.request import GenerateSpec, Limits, Phase, admit_spec
 from engine.restore import Fetched, Search, adopt, fetch, missing, search
@@ -284,21 +284,20 @@ class EngineCore:
         live.latest_token_s = now
 
     def _end(self, live: Live, reason: str) -> None:
-        request = live.request
-        self._live.pop(request.spec.request_id, None)
-        self.scheduler.remove(request)
-        self._drop_search(live)
-        self.store.retire(request)
+        self._take_out(live)
+        self.store.retire(live.request)
         live.sink(done_frame(live, reason, self._clock()))
 
     def _fail(self, live: Live, message: str) -> None:
         """End a request whose pages cannot be trusted: nobody is to find them."""
-        request = live.request
-        self._live.pop(request.spec.request_id, None)
-        self.scheduler.remove(request)
-        self.store.discard(request)
-        frame = {"type": "error", "request_id": request.spec.request_id, "code": "engine_fault", "message": message}
-        live.sink(frame)
+        self._take_out(live)
+        self.store.discard(live.request)
+        live.sink(error_frame(live, "engine_fault", message))
+
+    def _take_out(self, live: Live) -> None:
+        self._live.pop(live.request.spec.request_id, None)
+        self.scheduler.remove(live.request)
+        self._drop_search(live)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -306,12 +305,5 @@ class EngineCore:
     def _close(self) -> None:
         message = "the engine is stopping" if self.fault is None else f"the engine failed: {self.fault}"
         for live in self._live.values():
-            live.sink(
-                {
-                    "type": "error",
-                    "request_id": live.request.spec.request_id,
-                    "code": "engine_stopped",
-                    "message": message,
-                }
-            )
+            live.sink(error_frame(live, "engine_stopped", message))
         self._live.clear()

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.backends.face import Tile
+from engine.backends.face import Tile, cut
 from engine.constraint import Constraint
-from engine.facts import PAGE_SIZE
 from engine.request import Request
 from engine.restore import Search, Sources
 from engine.scheduler import Work
@@ -59,17 +58,13 @@ def account(request: Request, sources: Sources, counters: Counters) -> dict[str,
 
 
 def tiles_of(work: Work) -> list[Tile]:
-    """The tiles of one piece of work, cut at page boundaries; the last one is sampled from if the work samples."""
-    tiles = []
-    at, end = work.start, work.start + work.count
-    tokens, blocks = work.request.tokens, work.request.blocks
-    while at < end:
-        page = at // PAGE_SIZE
-        stop = min(end, (page + 1) * PAGE_SIZE)
-        last = work.samples and stop == end
-        tiles.append(Tile(tuple(blocks[: page + 1]), at % PAGE_SIZE, tuple(tokens[at:stop]), last))
-        at = stop
-    return tiles
+    """The tiles of one piece of work; the last one is sampled from if the work samples."""
+    request, end = work.request, work.start + work.count
+    return cut(request.blocks, work.start, request.tokens[work.start : end], wants_logits=work.samples)
+
+
+def error_frame(live: Live, code: str, message: str) -> Frame:
+    return {"type": "error", "request_id": live.request.spec.request_id, "code": code, "message": message}
 
 
 def done_frame(live: Live, reason: str, now_s: float) -> Frame:

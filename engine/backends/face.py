@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.facts import BackendIdentity
+from engine.facts import PAGE_SIZE, BackendIdentity
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -27,6 +27,22 @@ class Tile:
     row: int
     tokens: tuple[int, ...]
     wants_logits: bool = False
+
+
+def cut(blocks: Sequence[int], start: int, tokens: Sequence[int], wants_logits: bool = True) -> list[Tile]:
+    """Tokens from position `start` on as tiles, cut at page boundaries; the last one wants logits, or none does.
+
+    blocks: pool blocks of the sequence's pages from the first one on
+    """
+    tiles: list[Tile] = []
+    at, end = start, start + len(tokens)
+    while at < end:
+        page = at // PAGE_SIZE
+        stop = min(end, (page + 1) * PAGE_SIZE)
+        wanted = wants_logits and stop == end
+        tiles.append(Tile(tuple(blocks[: page + 1]), at % PAGE_SIZE, tuple(tokens[at - start : stop - start]), wanted))
+        at = stop
+    return tiles
 
 
 class Backend(Protocol):

@@ -8,7 +8,8 @@ import pytest
 from bench import formats, llamacpp
 from bench.columns import text
 from bench.compiled import BenchError
-from bench.runners import Sizes, open_runner, tiles_of
+from bench.runners import Sizes, open_runner
+from engine.backends.face import cut
 from tests.engine.conftest import model_path, native_library, share_native
 from tests.engine.tiny import write_tiny
 
@@ -62,7 +63,7 @@ def test_a_mode_that_the_engine_does_not_have_is_named(tiny):
 
 @pytest.mark.parametrize(("position", "length", "rows"), [(0, 40, [16, 16, 8]), (5, 3, [3]), (14, 20, [2, 16, 2])])
 def test_tiles_are_cut_at_page_boundaries_and_the_last_wants_logits(position, length, rows):
-    tiles = tiles_of(range(8), position, list(range(length)))
+    tiles = cut(range(8), position, list(range(length)))
     assert [len(tile.tokens) for tile in tiles] == rows
     assert [token for tile in tiles for token in tile.tokens] == list(range(length))
     assert [tile.wants_logits for tile in tiles] == [False] * (len(rows) - 1) + [True]
