@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         nvme_after_s=options.nvme_after_s,
         shared=options.shared,
         shared_bytes=options.shared_bytes,
+        decision_log=options.decision_log,
         weights_cache=options.weights_cache or options.model.parent / "cache",
     )
     try:
@@ -127,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shared", help="a directory that machines share, or s3://bucket/prefix")
     parser.add_argument("--shared-bytes", type=int, default=0)
+    parser.add_argument("--decision-log", type=Path, help="append every decision of the tier policy to this file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--dtype",

@@ -66,13 +66,16 @@ class Done:
 
 @dataclass(frozen=True)
 class KvReceipt:
-    """status: accepted, clipped, deferred, rejected or missing; `detail` is a sentence where it is not accepted."""
+    """status: accepted, clipped, deferred, rejected or missing; `detail` is a sentence where it is not accepted.
+
+    tier: where an offload went."""
 
     status: str
     pages: int
     bytes: int
     ms: float
     detail: str
+    tier: str | None = None
 
 
 @dataclass(frozen=True)
@@ -235,11 +238,16 @@ class EngineClient:
         tier: str | None = None,
         wait: bool = False,
         evict: bool = False,
+        pause: Mapping[str, Any] | None = None,
+        ttl_s: float | None = None,
+        step: int = 0,
     ) -> KvReceipt:
-        """pin, offload (tier host, nvme or shared), prefetch, release or drop. With `wait`, the receipt comes when the
-        copy has ended.
+        """pin, offload (tier host, nvme, shared, or auto: the policy decides), prefetch, release or drop. With `wait`,
+        the receipt comes when the copy has ended.
 
         token_ids: the transcript, needed where the engine may have been restarted since.
+        pause: why the session waits: state (tool, approval or paused), tool, timeout_s.
+        ttl_s: a pin ends by itself. step: the session's step, for the decision log.
         """
         message = {
             "type": "kv",
@@ -251,6 +259,9 @@ class EngineClient:
             "tier": tier,
             "wait": wait,
             "evict": evict,
+            "pause": None if pause is None else dict(pause),
+            "ttl_s": ttl_s,
+            "step": step,
         }
         return _receipt(await self._ask(message))
 
@@ -259,6 +270,20 @@ class EngineClient:
         state = await self._ask({"type": "kv_state", "session": session})
         names = ("tokens", "device_pages", "host_pages", "nvme_pages", "shared_pages", "pinned", "bytes")
         return KvState(**{name: state[name] for name in names}, keys=tuple(state["keys"]))
+
+    async def kv_hints(self, envelope: Mapping[str, Any], *, salt: bytes = b"") -> list[dict[str, Any]]:
+        """An envelope of hints (see `engine.hints`): one receipt per action, in its order."""
+        answer = await self._ask({"type": "kv_hints", "envelope": dict(envelope), "salt": salt.hex()})
+        return list(answer["receipts"])
+
+    async def decisions(self, after: int = 0, limit: int = 1000) -> tuple[int, list[dict[str, Any]]]:
+        """Entries of the decision log that came or changed after a version, and the version to ask for next."""
+        answer = await self._ask({"type": "decisions", "after": after, "limit": limit})
+        return int(answer["version"]), list(answer["decisions"])
+
+    async def audit(self, *, repair: bool = False) -> dict[str, Any]:
+        """What lies in every tier, verified; what sessions and device name; what is wrong with it."""
+        return await self._ask({"type": "audit", "repair": repair})
 
     async def delete_keys(self, keys: Sequence[str]) -> KvReceipt:
         """Delete exactly these pages (hex keys), wherever they are."""
@@ -336,4 +361,5 @@ def _event(frame: dict[str, Any]) -> Event:
 
 
 def _receipt(frame: dict[str, Any]) -> KvReceipt:
-    return KvReceipt(**{name: frame[name] for name in KvReceipt.__dataclass_fields__})
+    fields: dict[str, Any] = {name: frame.get(name) for name in KvReceipt.__dataclass_fields__}
+    return KvReceipt(**fields)

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from engine.backends.face import Backend, Logits, Tile
 from engine.constraint import Constraint
 from engine.errors import EngineFault, RequestError
+from engine.facts import PAGE_SIZE
 from engine.integrity import check
 from engine.live import Live, Sink, account, done_frame, error_frame, tiles_of
 from engine.metrics import Metrics
+from engine.observer import Computed, Observer, Return
 from engine.request import GenerateSpec, Limits, Phase, admit_spec
 from engine.restore import Fetched, Search, adopt, fetch, missing, search
 from engine.sampler import sample
@@ -46,6 +48,7 @@ class EngineCore:
         self.steps = 0
         self.fault: BaseException | None = None
         self.timers: list[Callable[[float], float | None]] = []  # each gives the seconds until it is next due
+        self.observer = Observer()
         self._backend = backend
         self._eos = frozenset(eos)
         self._inbox = inbox
@@ -78,6 +81,7 @@ class EngineCore:
         request = admit_spec(spec, self.limits)
         if self.store.sessions.fence(spec.session, spec.epoch):
             self.cancel_session(spec.session)
+            self.store.unpin_of(spec.session)  # a lease ends with its epoch
         if spec.request_id in self._live:
             raise RequestError("duplicate_request", f"request {spec.request_id!r} is already running")
         request.root = self.store.root(spec.salt)
@@ -85,6 +89,7 @@ class EngineCore:
         now = self._clock()
         self._live[spec.request_id] = Live(request, sink, constraint, submitted_s=now, queued_s=now)
         self.scheduler.add(request)
+        self.observer.submitted(spec.session)
 
     def cancel(self, request_id: str, sink: Sink | None = None) -> bool:
         """End a generation now; what was computed stays the session's. False if there is none, or, with `sink`, if it
@@ -179,6 +184,7 @@ class EngineCore:
         found = search(request, store.pool, [x.request for x in self._live.values()])
         request.claimed_pages = len(found.held)
         live.search = found
+        self.observer.admitted(request.spec.session, -(-len(request.tokens) // PAGE_SIZE) - len(found.held))
         tiers = store.transfers
         if tiers is None or not missing(found):
             self._restored(live, found, None)
@@ -199,9 +205,9 @@ class EngineCore:
         if not live.first_token_s:
             live.running_s = now  # a preempted one that has its first token keeps the time that led to it
         request.phase = Phase.RUNNING
-        live.sink(
-            {"type": kind, "request_id": request.spec.request_id, **account(request, sources, self.store.counters)}
-        )
+        live.account = account(request, sources, self.store.counters)
+        self.observer.returned(request.spec.session, Return(sources, live.account["recomputed"], now - live.admitted_s))
+        live.sink({"type": kind, "request_id": request.spec.request_id, **live.account})
 
     def _preempt(self, live: Live) -> None:
         """Send a request back to the queue, its pages to the host tier, and say so."""
@@ -281,11 +287,22 @@ class EngineCore:
         else:
             live.first_token_s = now
             self.metrics.first_token_s.observe(now - live.submitted_s)
+            self._tell_computed(live, now)
         live.latest_token_s = now
+
+    def _tell_computed(self, live: Live, now: float) -> None:
+        request, told = live.request, live.account
+        stop = len(request.tokens)
+        recomputed = told["recomputed"]
+        start = stop - recomputed - told["computed"]
+        alone = self.scheduler.admitted == 1
+        self.observer.computed(request.spec.session, Computed(start, stop, recomputed, now - live.running_s, alone))
 
     def _end(self, live: Live, reason: str) -> None:
         self._take_out(live)
         self.store.retire(live.request)
+        now = self._clock()
+        self.observer.rested(live.request.spec.session, now - (live.running_s or now))
         live.sink(done_frame(live, reason, self._clock()))
 
     def _fail(self, live: Live, message: str) -> None:

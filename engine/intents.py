@@ -4,8 +4,9 @@ offload(host)  copies to host in the background; device copies stay, clean, unti
                go at once with `evict`
 offload(nvme)  durable on NVMe; host and device copies of pages that only this session holds are freed
 offload(shared) a copy for other machines; the nearer ones stay
-prefetch       back to the device
-pin, release   keep on the device; stop keeping
+offload(auto)  where the policy says, by what is told of the pause
+prefetch       back to the device: the pause is over
+pin, release   keep on the device, for ttl_s if given; stop keeping
 drop           the session's pages are gone from every tier; pages that another session holds stay
 """
 
@@ -17,12 +18,16 @@ from dataclasses import replace
 from typing import Any
 
 from engine.core import EngineCore
+from engine.decisions import Decision, DecisionLog
 from engine.errors import RequestError
 from engine.facts import PAGE_SIZE
+from engine.keeper import Keeper
 from engine.kvcall import KvCall
+from engine.moves import Moved, Moves
 from engine.reports import Reply
 from engine.restore import Fetched, Search, Tail, chain, fetch
 from engine.sessions import SessionKv
+from engine.speeds import Speeds
 from engine.store import salt_id
 from kvtier import Receipt, Tier, TierStack
 
@@ -30,11 +35,14 @@ from kvtier import Receipt, Tier, TierStack
 class Intents:
     """Runs on the compute thread, between steps; slow parts go through the store's lanes."""
 
-    def __init__(self, core: EngineCore, nvme_after_s: float) -> None:
+    def __init__(self, core: EngineCore, nvme_after_s: float, keeper: Keeper | None = None) -> None:
         self._core = core
         self._store = core.store
         self._nvme_after_s = nvme_after_s
-        core.timers.append(self._demote_idle)
+        self._moves = Moves(core)
+        self.keeper = keeper or Keeper(core, self._moves, DecisionLog(), Speeds())
+        self._pins: dict[str, tuple[Decision, float]] = {}  # the open entry of a pin, and since when it holds
+        core.timers += [self._demote_idle, self._end_pins]
 
     def handle(self, call: KvCall, reply: Reply) -> None:
         """Do it and answer once. Raises RequestError (stale_epoch, bad_request)."""
@@ -42,11 +50,12 @@ class Intents:
         sessions = self._store.sessions
         if sessions.fence(call.session, call.epoch):
             self._core.cancel_session(call.session)
+            self._store.unpin_of(call.session)  # a lease ends with its epoch
         started_s = time.monotonic()
 
-        def answer(status: str, pages: int = 0, size: int = 0, detail: str = "") -> None:
+        def answer(status: str, pages: int = 0, size: int = 0, detail: str = "", tier: str | None = None) -> None:
             ms = round(1e3 * (time.monotonic() - started_s), 3)
-            reply({"status": status, "pages": pages, "bytes": size, "ms": ms, "detail": detail})
+            reply({"status": status, "pages": pages, "bytes": size, "ms": ms, "detail": detail, "tier": tier})
 
         if call.intent == "drop":
             self._drop(call, answer)
@@ -55,123 +64,98 @@ class Intents:
         if record is None:
             answer("missing", detail="the engine knows no pages of this session; send its token_ids")
         elif call.intent == "pin":
-            self._pin(record, answer)
+            self._pin(record, call, answer)
         elif call.intent == "release":
-            record.pinned = False
-            held = self._store.unpin(record)
+            self.keeper.ended(record, call)
+            held = self._unpin(record)
             answer("accepted", held, detail="" if held else "nothing was pinned")
         elif call.intent == "prefetch":
-            self._prefetch(record, call, answer)
+            self._come_back(record, call, answer)
+        elif call.tier is None:
+            self._by_policy(record, call, answer)
         else:
-            self._offload(record, call, answer)
+            self._offload(record, call, call.tier, answer)
 
     # -- intents --------------------------------------------------------------------------------------------------
 
-    def _pin(self, record: SessionKv, answer: Callable[..., None]) -> None:
+    def _pin(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
+        if not record.pinned_blocks:
+            self._unpin(record)  # one that was taken away meanwhile
         room = len(record.pinned_blocks) + self._core.scheduler.spare_pages
-        held = self._store.pin(record, room)
-        short = len(record.keys) - held
+        wanted = call.keys_of(record.keys)
+        held = self._store.pin(record, room, wanted)
+        record.pin_until_s = None if call.ttl_s is None else time.monotonic() + call.ttl_s
+        if call.pause is not None:
+            self.keeper.waits(record, call)
+        short = len(wanted) - held
         size = held * self._store.page_bytes
-        if short:
+        if held and record.name not in self._pins:
+            self._pins[record.name] = (self.keeper.asked(record, call, "device"), time.monotonic())
+        if short > 0 or not wanted:
             answer("clipped" if held else "missing", held, size, f"{short} pages are not on the device or have no room")
         else:
             answer("accepted", held, size)
 
-    def _offload(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
-        store = self._store
-        if store.stack is None or store.copies is None:
-            answer("rejected", detail="this engine has no tiers below the device")
-            return
-        stack, copies = store.stack, store.copies
-        keys, total = list(record.keys), len(record.keys)
-        if not keys:
-            answer("missing", detail="the session has no pages")
-            return
-        if call.tier is Tier.NVME:
-            record.pinned = False
-            store.unpin(record)
+    def _unpin(self, record: SessionKv) -> int:
+        record.pinned, record.pin_until_s = False, None
+        entry, since_s = self._pins.pop(record.name, (None, 0.0))
+        held = self._store.unpin(record)
+        if entry is not None:
+            left = "" if held else "it had been taken away before"
+            self.keeper.decisions.settle(entry, 0.0, "done", left or f"held for {time.monotonic() - since_s:.1f} s")
+        return held
+
+    def _by_policy(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
         respond = _once(answer)
+        self.keeper.paused(
+            record,
+            call,
+            lambda moved, tier: respond(moved.status, moved.pages, moved.bytes, moved.detail, tier),
+        )
+        if not call.wait:
+            respond("deferred", len(record.keys), detail="the policy decides where they go")
 
-        def looked(places: list[Tier | None] | None) -> None:
-            here = places or [None] * total
-            for key, place in zip(keys, here, strict=True):
-                store.pool.mark(key, clean=place is not None)  # what a tier has lost is dirty again
-            below = sum(place is not None for place in here)
-            queued = copies.add(
-                keys,
-                call.tier,
-                epoch=call.epoch,
-                salt_id=record.salt_id,
-                session=record.name,
-                then=lambda stored, size: copied(stored, size, below),
-            )
-            if not call.wait and (queued or call.tier is not Tier.HOST):
-                respond("deferred", queued, queued * store.page_bytes, f"{below} pages were below already")
-
-        def copied(stored: int, size: int, below: int) -> None:
-            record.nvme_due_s = time.monotonic() + self._nvme_after_s
-            if call.tier is Tier.HOST:
-                if call.evict and stored + below >= total:
-                    self._free_device(record, keys)
-                self._answer_copied(respond, stored + below, total, size)
-            elif call.tier is Tier.SHARED:
-                store.lanes.write(
-                    lambda: stack.copy(keys, Tier.SHARED, epoch=call.epoch, salt_id=record.salt_id),
-                    lambda receipt: self._shared(receipt, size, respond),
-                )
-            else:
-                store.lanes.write(
-                    lambda: stack.move_to_nvme(keys, epoch=call.epoch, salt_id=record.salt_id),
-                    lambda receipt: self._moved(record, keys, receipt, size, respond),
-                )
-
-        store.lanes.write(lambda: stack.lookup(keys), looked)
-
-    def _answer_copied(self, respond: Callable[..., None], present: int, total: int, size: int) -> None:
-        short = total - present
-        if short <= 0:
-            respond("accepted", total, size)
-        elif present:
-            respond(
-                "clipped", present, size, f"{short} pages are neither on the device nor below, or have no room there"
-            )
-        else:
-            respond("missing", detail="none of the session's pages could be found or kept")
-
-    def _shared(self, receipt: Receipt | None, size: int, respond: Callable[..., None]) -> None:
-        if receipt is None:
-            respond("rejected", detail="the shared store could not be written; the pages stay where they are")
-        else:
-            respond(receipt.status, receipt.pages, receipt.bytes + size, receipt.detail)
-
-    def _moved(
-        self, record: SessionKv, keys: list[bytes], receipt: Receipt | None, size: int, respond: Callable[..., None]
-    ) -> None:
-        """Durable now: free the device copies of private pages that nobody uses."""
-        record.nvme_due_s = None
-        if receipt is None:
-            respond("rejected", detail="NVMe could not be written; the pages stay where they are")
-            return
-        if receipt.status == "accepted":
-            self._free_device(record, keys)
-        respond(receipt.status, receipt.pages, receipt.bytes + size, receipt.detail)
-
-    def _free_device(self, record: SessionKv, keys: list[bytes]) -> None:
-        """Forget the device copies of pages that lie below, are this session's alone, and that nobody uses."""
+    def _offload(self, record: SessionKv, call: KvCall, tier: Tier, answer: Callable[..., None]) -> None:
         store = self._store
-        for key in keys:
-            block = store.pool.find(key)
-            if block is not None and store.pool.refs(block) == 0 and store.sessions.is_private(record, key):
-                store.forget(key)
+        if call.pause is not None:
+            self.keeper.waits(record, call)
+        if tier is Tier.NVME:
+            self._unpin(record)
+        respond = _once(answer)
+        keys = call.keys_of(record.keys)
+        entry = self.keeper.asked(record, call, tier.value)
+
+        def queued(count: int, below: int) -> None:
+            if not call.wait and (count or tier is not Tier.HOST):
+                respond("deferred", count, count * store.page_bytes, f"{below} pages were below already", tier)
+
+        def stored(moved: Moved) -> None:
+            record.nvme_due_s = None if tier is Tier.NVME else time.monotonic() + self._nvme_after_s
+            if moved.whole and (tier is Tier.NVME or (tier is Tier.HOST and call.evict)):
+                self._moves.free_device(record, keys)
+            if call.tokens is None:
+                self.keeper.stored(record, tier, moved)
+            self.keeper.decisions.settle(entry, moved.seconds, "done" if moved.whole else "failed", moved.detail)
+            respond(moved.status, moved.pages, moved.bytes, moved.detail, tier)
+
+        self._moves.store(record, tier, call.epoch, stored, queued, None if call.tokens is None else keys)
+
+    def _come_back(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
+        """The wait is over. What is quicker computed again stays where it is."""
+        if not self.keeper.ended(record, call):
+            answer("rejected", detail="computing them again is quicker than reading them back")
+            return
+        self._prefetch(record, call, answer)
 
     def _prefetch(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
         store = self._store
         record.nvme_due_s = None
-        wanted = Search(keys=[key for key in record.keys if store.pool.find(key) is None])
+        asked = call.keys_of(record.keys)
+        wanted = Search(keys=[key for key in asked if store.pool.find(key) is None])
         tiers = store.transfers
         if not wanted.keys or tiers is None:
             absent = len(wanted.keys)
-            here = len(record.keys) - absent
+            here = len(asked) - absent
             answer(
                 "accepted" if not absent else "missing",
                 here,
@@ -185,10 +169,10 @@ class Intents:
                 respond("missing", detail="the session was dropped meanwhile")
                 return
             brought = self._place(record, fetched or Fetched({}))
-            short = sum(store.pool.find(key) is None for key in record.keys)
+            short = sum(store.pool.find(key) is None for key in asked)
             if record.pinned:
                 store.pin(record, len(record.pinned_blocks) + self._core.scheduler.spare_pages)
-            here, size = len(record.keys) - short, brought * store.page_bytes
+            here, size = len(asked) - short, brought * store.page_bytes
             if short:
                 respond(
                     "clipped" if here else "missing",
@@ -224,7 +208,8 @@ class Intents:
             store.copies.cancel(call.session)
         record = store.sessions.get(call.session)
         if record is not None:
-            store.unpin(record)
+            self._unpin(record)
+        self.keeper.dropped(call.session)
         keys = store.sessions.drop(call.session)
         if call.token_ids:
             found = chain(store.root(call.salt), call.token_ids)
@@ -281,6 +266,15 @@ class Intents:
             if place is not None or self._store.pool.find(tail.key) is not None:
                 return tail
         return None
+
+    def _end_pins(self, now: float) -> float | None:
+        """Pins whose time has run out. Seconds until the next is due."""
+        dues = [record for record in self._store.sessions.all() if record.pin_until_s is not None]
+        for record in dues:
+            if record.pin_until_s is not None and record.pin_until_s <= now:
+                self._unpin(record)
+        left = [record.pin_until_s for record in dues if record.pin_until_s is not None]
+        return min(left) - now if left else None
 
     def _demote_idle(self, now: float) -> float | None:
         """Sessions that were offloaded and stayed idle: their host pages go on to NVMe.

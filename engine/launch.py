@@ -12,15 +12,19 @@ from pathlib import Path
 from engine.backends.choose import BackendSettings, open_backend
 from engine.constraint import Constraints
 from engine.core import EngineCore
+from engine.decisions import DecisionLog
 from engine.errors import RequestError
 from engine.facts import PAGE_SIZE, fingerprint, read_facts
 from engine.gguf import GgufFile
 from engine.intents import Intents
+from engine.keeper import Keeper
 from engine.lanes import Lanes
+from engine.moves import Moves
 from engine.pages import PagePool
 from engine.request import Limits
 from engine.scheduler import Scheduler
 from engine.server import EngineServer
+from engine.speeds import Room, measure
 from engine.store import KvStore
 from engine.tokens.vocabulary import tokenizer_from
 from engine.weights import load_weights
@@ -36,7 +40,8 @@ class EngineSettings:
 
     `shared` is a directory on a file system that machines share, or s3://bucket/prefix.
 
-    `backend` is auto, cpu or torch. `weights_cache` None: nothing is cached.
+    `backend` is auto, cpu or torch. `weights_cache` None: nothing is cached. `decision_log`: a file to which every
+    decision of the tier policy is appended, with all that it depended on.
     """
 
     model: Path
@@ -51,6 +56,7 @@ class EngineSettings:
     nvme_after_s: float = -1.0
     shared: str | None = None
     shared_bytes: int = 0
+    decision_log: Path | None = None
     weights_cache: Path | None = None
 
 
@@ -116,7 +122,11 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
         eos_token_ids=tokenizer.eos_token_ids,
         kv_pool_tokens=blocks * PAGE_SIZE,
     )
-    server = EngineServer(core, Intents(core, settings.nvme_after_s), Constraints(settings.model, facts.vocab), card)
+    progress("measuring", 0.0)
+    speeds = measure(backend, stack, store.page_bytes, Room(blocks, facts.context))
+    keeper = Keeper(core, Moves(core), DecisionLog(settings.decision_log), speeds)
+    intents = Intents(core, settings.nvme_after_s, keeper)
+    server = EngineServer(core, intents, Constraints(settings.model, facts.vocab), card)
     core.start()
     return Engine(server, core, card, lanes, stack)
 

@@ -4,7 +4,7 @@ tell of it, and the tiles that run it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.backends.face import Tile, cut
@@ -33,6 +33,7 @@ class Live:
     running_s: float = 0.0
     first_token_s: float = 0.0
     latest_token_s: float = 0.0
+    account: dict[str, int] = field(default_factory=dict)  # where its tokens came from, when it last began to run
 
 
 def account(request: Request, sources: Sources, counters: Counters) -> dict[str, int]:

@@ -72,6 +72,10 @@ class PagePool:
     def key(self, block: int) -> bytes | None:
         return self._key_of.get(block)
 
+    def indexed(self) -> list[bytes]:
+        """The key of every page that has one."""
+        return list(self._block_of)
+
     def find(self, key: bytes) -> int | None:
         """The block that holds the page of this key, without touching it."""
         return self._block_of.get(key)
@@ -159,6 +163,16 @@ class PagePool:
         (self._clean.add if clean else self._clean.discard)(block)
         if idle:
             self._rest(block)
+
+    def offer(self, keys: Sequence[bytes]) -> None:
+        """Cached pages of these keys are the next to be reused, the first of them first."""
+        for key in reversed(keys):
+            block = self._block_of.get(key)
+            if block is None:
+                continue
+            for cached in (self._idle_clean, self._idle_dirty):
+                if block in cached:
+                    cached.move_to_end(block, last=False)
 
     def forget(self, key: bytes) -> bool:
         """Take the key out of the index; an unreferenced page is freed. False if it was not here."""

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.core import EngineCore
-from kvtier import Receipt, Tier
+from engine.keeper import Keeper
+from kvtier import Receipt, Tier, TierStack
 
 Reply = Callable[[dict[str, Any]], None]
 
@@ -15,9 +16,10 @@ Reply = Callable[[dict[str, Any]], None]
 class Reports:
     """Runs on the compute thread, between steps; slow parts go through the store's lanes."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, keeper: Keeper | None = None) -> None:
         self._core = core
         self._store = core.store
+        self._keeper = keeper
 
     def state(self, session: str, reply: Reply) -> None:
         """Where a session's pages are now."""
@@ -60,6 +62,34 @@ class Reports:
         else:
             store.lanes.write(lambda: stack.delete(keys), deleted)
 
+    def decisions(self, version: int, limit: int, reply: Reply) -> None:
+        """Entries of the decision log that came or changed after `version`."""
+        if self._keeper is None:
+            reply({"version": 0, "decisions": []})
+            return
+        newest, entries = self._keeper.decisions.since(version, limit)
+        reply({"version": newest, "decisions": entries})
+
+    def audit(self, repair: bool, reply: Reply) -> None:
+        """What really lies in every tier, read and verified, and what the sessions and the device name."""
+        store = self._store
+        facts: dict[str, Any] = {
+            "sessions": {record.name: [key.hex() for key in record.every_key] for record in store.sessions.all()},
+            "device": [key.hex() for key in store.pool.indexed()],
+            "integrity": _fault(self._core.check_integrity) or "ok",
+        }
+        nothing: dict[str, Any] = {"findings": [], "pages": 0, "bytes": 0, "tiers": {}}
+        stack = store.stack
+
+        def audited(result: dict[str, Any] | None) -> None:
+            told = result if result is not None else {**nothing, "integrity": "the tiers did not answer"}
+            reply({**facts, **told})
+
+        if stack is None:
+            audited(nothing)
+        else:
+            store.lanes.read(lambda: _audit(stack, repair), audited)
+
     def stats(self, reply: Reply) -> None:
         """Pool, scheduler, counters and tiers, and whether the books add up."""
         store, core = self._store, self._core
@@ -77,6 +107,8 @@ class Reports:
             "counters": {**asdict(store.counters), "copied_out": store.copies.stored_pages if store.copies else 0},
             "io_failures": store.lanes.failures,
         }
+        if self._keeper is not None:
+            facts |= {"speeds": self._keeper.speeds.as_message(), "break_even": self._keeper.break_even()}
         faults = [_fault(core.check_integrity)]
 
         def counted(result: tuple[dict[str, Any], str | None] | None) -> None:
@@ -89,6 +121,13 @@ class Reports:
             counted(({}, None))
         else:
             store.lanes.write(lambda: (asdict(stack.stats()), _fault(stack.check_integrity)), counted)
+
+
+def _audit(stack: TierStack, repair: bool) -> dict[str, Any]:
+    found = stack.audit(repair=repair)
+    findings = [{**asdict(one), "tier": one.tier.value, "flaw": one.flaw.value} for one in found.findings]
+    tiers = {tier.value: [key.hex() for key in stack.keys(tier)] for tier in Tier}
+    return {"findings": findings, "pages": found.pages, "bytes": found.size_bytes, "tiers": tiers}
 
 
 def _fault(check: Callable[[], None]) -> str | None:

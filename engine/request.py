@@ -197,6 +197,15 @@ class Fields:
             raise self._bad(name, value, f"a number from {low} to {high}")
         return float(value)
 
+    def seconds(self, name: str, default: float | None, high: float) -> float | None:
+        """A positive number, or the default where none is given."""
+        value = self._get(name, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
+            raise self._bad(name, value, f"null or a number of seconds above 0, up to {high:.0f}")
+        return float(value)
+
     def text(self, name: str, default: str | None = None) -> str:
         value = self._get(name, default)
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:

@@ -83,6 +83,11 @@ class Sources:
     def total(self) -> int:
         return self.device + self.host + self.nvme + self.shared
 
+    def by_tier(self) -> dict[Tier, int]:
+        """Tokens restored, from the tiers that gave any."""
+        counts = {Tier.HOST: self.host, Tier.NVME: self.nvme, Tier.SHARED: self.shared}
+        return {tier: count for tier, count in counts.items() if count}
+
 
 def chain(root: bytes, tokens: list[int] | tuple[int, ...]) -> Search:
     """Keys of the whole pages of `tokens`."""

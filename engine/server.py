@@ -16,6 +16,8 @@ from typing import Any
 from engine.constraint import Constraint, Constraints
 from engine.core import EngineCore
 from engine.errors import EngineError, RequestError
+from engine.hinted import Hinted
+from engine.hints import parse_envelope
 from engine.intents import Intents
 from engine.kvcall import parse_kv
 from engine.live import Frame, Sink
@@ -74,7 +76,8 @@ class EngineServer:
     def __init__(self, core: EngineCore, intents: Intents, constraints: Constraints, card: ModelCard) -> None:
         self._core = core
         self._intents = intents
-        self._reports = Reports(core)
+        self._hinted = Hinted(intents)
+        self._reports = Reports(core, intents.keeper)
         self._constraints = constraints
         self._card = card
         self._servers: list[asyncio.Server] = []
@@ -178,13 +181,24 @@ class EngineServer:
             self._post(reply, lambda: self._reports.state(session, reply))
         elif kind == "stats":
             self._post(reply, lambda: self._reports.stats(reply))
+        elif kind == "decisions":
+            fields = Fields(message)
+            after, limit = fields.integer("after", 0, 0, 1 << 62), fields.integer("limit", 1000, 1, 10_000)
+            self._post(reply, lambda: self._reports.decisions(after, limit, reply))
+        elif kind == "audit":
+            repair = Fields(message).flag("repair", False)
+            self._post(reply, lambda: self._reports.audit(repair, reply))
+        elif kind == "kv_hints":
+            hints = parse_envelope(message)
+            self._post(reply, lambda: self._hinted.act(hints, reply))
         elif kind == "delete_keys":
             keys = Fields(message).keys("keys")
             self._post(reply, lambda: self._reports.delete_keys(keys, reply))
         else:
             raise RequestError(
                 "bad_request",
-                f"type is {kind!r}; hello, generate, cancel, kv, kv_state, stats and delete_keys are possible",
+                f"type is {kind!r}; hello, generate, cancel, kv, kv_hints, kv_state, stats, decisions, audit and"
+                " delete_keys are possible",
             )
 
     async def _generate(self, connection: Connection, call_id: Any, message: Frame) -> None:

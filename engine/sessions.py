@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.errors import RequestError
+from engine.kvcall import PauseHint
+from kvtier import Tier
 
 _MAX_EPOCHS = 100_000
 
@@ -18,6 +20,8 @@ class SessionKv:
     tokens: those whose KV was computed. keys: the page chain of exactly these tokens, the last one possibly of a
     partial page.
     every_key: all keys that were ever this session's, so that a drop can delete branches it left behind.
+    pause: why it waits, while it does. since_s: when that began. copy, copy_to: the tier that was last seen to hold its
+    first `copy_to` tokens, a hint.
     """
 
     name: str
@@ -29,6 +33,13 @@ class SessionKv:
     pinned_blocks: list[int] = field(default_factory=list)
     pinned: bool = False
     nvme_due_s: float | None = None
+    pin_until_s: float | None = None
+    pause: PauseHint | None = None
+    since_s: float = 0.0
+    born_s: float = 0.0
+    turns: int = 0
+    copy: Tier | None = None
+    copy_to: int = 0
 
 
 class Sessions:

@@ -35,6 +35,7 @@ class Counters:
     evicted_clean: int = 0
     evicted_dirty: int = 0
     lost: int = 0
+    unwanted: int = 0
     restore_timeouts: int = 0
     pins_broken: int = 0
     preemptions: int = 0
@@ -71,6 +72,7 @@ class KvStore:
         self.counters = Counters()
         self.copies = None if stack is None else Copies(pool, stack, lanes, page_bytes, self._snapshot)
         self.transfers = None if stack is None or self.copies is None else Transfers(stack, self.copies.staged)
+        self.unwanted: set[bytes] = set()  # not worth writing when the device gives them up
         self._fingerprint = fingerprint
         self._pins: Counter[int] = Counter()  # block -> sessions that pin it
         self._rows: dict[bytes, int] = {}  # rows of partial pages on the device
@@ -186,11 +188,12 @@ class KvStore:
 
     # -- pins -----------------------------------------------------------------------------------------------------
 
-    def pin(self, record: SessionKv, room: int) -> int:
-        """Hold the session's pages on the device, at most `room` of them. Returns how many are held."""
+    def pin(self, record: SessionKv, room: int, only: Sequence[bytes] | None = None) -> int:
+        """Hold the session's pages on the device, at most `room` of them. Returns how many are held. `only`: these of
+        its pages."""
         record.pinned = True
         held = set(record.pinned_blocks)
-        for key in record.keys:
+        for key in record.keys if only is None else only:
             block = self.pool.find(key)
             if block is None or block in held or len(record.pinned_blocks) >= room:
                 continue
@@ -207,6 +210,13 @@ class KvStore:
         self._pins = +self._pins
         record.pinned_blocks = []
         return count
+
+    def unpin_of(self, session: str) -> None:
+        """End a session's pin, if it has one."""
+        record = self.sessions.get(session)
+        if record is not None:
+            record.pinned = False
+            self.unpin(record)
 
     @property
     def pinned_pages(self) -> int:
@@ -234,6 +244,9 @@ class KvStore:
             self.counters.evicted_clean += 1
             return
         self.counters.evicted_dirty += 1
+        if key in self.unwanted:
+            self.counters.unwanted += 1
+            return
         if self.copies is None or not self.sessions.held(key) or self.copies.full:
             self.counters.lost += 1
             return
@@ -262,6 +275,7 @@ class KvStore:
         """Take a page out of the device's index. Running requests that hold its block are not disturbed."""
         self._rows.pop(key, None)
         self._salt_of.pop(key, None)
+        self.unwanted.discard(key)
         return self.pool.forget(key)
 
     def _bind(self, block: int, key: bytes, rows: int, salt_name: bytes, clean: bool = False) -> None:

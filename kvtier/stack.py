@@ -167,6 +167,12 @@ class TierStack:
             return Receipt("missing", 0, 0, "none of these pages is in a tier")
         return Receipt("accepted", gone, freed)
 
+    def free(self, keys: Sequence[bytes], tier: Tier) -> int:
+        """These keys, in one tier; copies elsewhere stay. Returns how many went."""
+        self._check_open()
+        store = self._stores.get(tier)
+        return 0 if store is None else store.delete(list(dict.fromkeys(keys))) or 0
+
     # --- the shared store ----------------------------------------------------------------------------
 
     def refresh(self) -> None:

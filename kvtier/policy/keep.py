@@ -13,6 +13,7 @@ PAUSES = (State.TOOL, State.APPROVAL, State.PAUSED)
 FEW = 8
 """Ended calls below which a tool's own history says nothing and that of all tools is used."""
 NEVER = 1e-12
+NO_HISTORY = Survival.from_hazard(1 / EDGES[1:])
 
 
 class Returns(Protocol):
@@ -65,7 +66,8 @@ class TierKeep:
 class Expected:
     """Learned online, per tool, censored by what still runs.
 
-    No history of the tool: that of all tools. None at all: the timeout is the only bound. No timeout either: never.
+    No history of the tool: that of all tools. None at all: the timeout is the only bound. No timeout either: a hazard
+    of 1/t, under which who waited longest is expected last, as LRU has it.
     """
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class Expected:
     def survival(self, tool: str, timeout_s: float | None, view: View) -> Survival:
         """Of the tool's whole duration, from all that is known in this view."""
         if not self._all.ended:
-            return Survival.point(EDGES[-1] if timeout_s is None else timeout_s)
+            return NO_HISTORY if timeout_s is None else Survival.point(timeout_s)
         running = [s for s in view.sessions.values() if s.state in PAUSES]
         hazard = self._all.hazard(self._span(s, view) for s in running)
         own = self._tools.get(tool)

@@ -1,0 +1,60 @@
+"""Hints of others, acted upon as intents."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from typing import Any
+
+from engine.errors import RequestError
+from engine.hints import Envelope, Hint
+from engine.intents import Intents
+from engine.reports import Reply
+
+_HINTS_KEPT = 4096
+
+
+class Hinted:
+    """Runs on the compute thread, between steps."""
+
+    def __init__(self, intents: Intents) -> None:
+        self._intents = intents
+        self._done: OrderedDict[tuple[str, int], dict[str, Any]] = OrderedDict()
+
+    def act(self, envelope: Envelope, reply: Reply) -> None:
+        """Act on hints, one receipt per hint, in their order; a hint that came before is answered as it was then."""
+        receipts: list[dict[str, Any]] = [{} for _ in envelope.hints]
+        left = len(receipts)
+
+        def answered(place: int, receipt: dict[str, Any]) -> None:
+            nonlocal left
+            receipts[place] = self._done[(envelope.message_id, place)] = receipt
+            while len(self._done) > _HINTS_KEPT:
+                self._done.popitem(last=False)
+            left -= 1
+            if not left:
+                reply({"receipts": receipts})
+
+        for place, hint in enumerate(envelope.hints):
+            before = self._done.get((envelope.message_id, place))
+            if before is not None:
+                answered(place, before)
+            else:
+                self._hint(hint, partial(answered, place))
+        if not receipts:
+            reply({"receipts": []})
+
+    def _hint(self, hint: Hint, then: Reply) -> None:
+        def answer(receipt: dict[str, Any]) -> None:
+            status = "clipped" if hint.note and receipt["status"] == "accepted" else receipt["status"]
+            detail = "; ".join(text for text in (receipt["detail"], hint.note) if text)
+            then({**receipt, "action_id": hint.action_id, "status": status, "detail": detail})
+
+        refused = {"status": "rejected", "pages": 0, "bytes": 0, "ms": 0.0, "detail": hint.refusal, "tier": None}
+        if hint.call is None:
+            answer(refused)
+            return
+        try:
+            self._intents.handle(hint.call, answer)
+        except RequestError as error:
+            answer({**refused, "detail": str(error)})
