@@ -40,7 +40,6 @@ def main(argv: list[str] | None = None) -> int:
         host_bytes=options.host_bytes,
         nvme_dir=options.nvme_dir,
         nvme_bytes=options.nvme_bytes,
-        nvme_after_s=options.nvme_after_s,
         shared=options.shared,
         shared_bytes=options.shared_bytes,
         decision_log=options.decision_log,
@@ -120,12 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host-bytes", type=int, default=0)
     parser.add_argument("--nvme-dir", type=Path, help="directory of the NVMe tier")
     parser.add_argument("--nvme-bytes", type=int, default=0)
-    parser.add_argument(
-        "--nvme-after-s",
-        type=float,
-        default=-1.0,
-        help="idle time until offloaded pages go on to NVMe; negative: when told",
-    )
     parser.add_argument("--shared", help="a directory that machines share, or s3://bucket/prefix")
     parser.add_argument("--shared-bytes", type=int, default=0)
     parser.add_argument("--decision-log", type=Path, help="append every decision of the tier policy to this file")

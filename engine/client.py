@@ -281,9 +281,9 @@ class EngineClient:
         answer = await self._ask({"type": "decisions", "after": after, "limit": limit})
         return int(answer["version"]), list(answer["decisions"])
 
-    async def audit(self, *, repair: bool = False) -> dict[str, Any]:
-        """What lies in every tier, verified; what sessions and device name; what is wrong with it."""
-        return await self._ask({"type": "audit", "repair": repair})
+    async def audit(self, *, repair: bool = False, verify: bool = True) -> dict[str, Any]:
+        """What lies in every tier, what sessions and device name, what is wrong with it. `verify` reads every page."""
+        return await self._ask({"type": "audit", "repair": repair, "verify": verify})
 
     async def delete_keys(self, keys: Sequence[str]) -> KvReceipt:
         """Delete exactly these pages (hex keys), wherever they are."""

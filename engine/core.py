@@ -85,7 +85,7 @@ class EngineCore:
         if spec.request_id in self._live:
             raise RequestError("duplicate_request", f"request {spec.request_id!r} is already running")
         request.root = self.store.root(spec.salt)
-        self.store.sessions.open(spec.session, salt_id(spec.salt), request.root).nvme_due_s = None
+        self.store.sessions.open(spec.session, salt_id(spec.salt), request.root)
         now = self._clock()
         self._live[spec.request_id] = Live(request, sink, constraint, submitted_s=now, queued_s=now)
         self.scheduler.add(request)

@@ -29,20 +29,19 @@ from engine.restore import Fetched, Search, Tail, chain, fetch
 from engine.sessions import SessionKv
 from engine.speeds import Speeds
 from engine.store import salt_id
-from kvtier import Receipt, Tier, TierStack
+from kvtier import Receipt, Tier
 
 
 class Intents:
     """Runs on the compute thread, between steps; slow parts go through the store's lanes."""
 
-    def __init__(self, core: EngineCore, nvme_after_s: float, keeper: Keeper | None = None) -> None:
+    def __init__(self, core: EngineCore, keeper: Keeper | None = None) -> None:
         self._core = core
         self._store = core.store
-        self._nvme_after_s = nvme_after_s
         self._moves = Moves(core)
         self.keeper = keeper or Keeper(core, self._moves, DecisionLog(), Speeds())
         self._pins: dict[str, tuple[Decision, float]] = {}  # the open entry of a pin, and since when it holds
-        core.timers += [self._demote_idle, self._end_pins]
+        core.timers.append(self._end_pins)
 
     def handle(self, call: KvCall, reply: Reply) -> None:
         """Do it and answer once. Raises RequestError (stale_epoch, bad_request)."""
@@ -130,7 +129,6 @@ class Intents:
                 respond("deferred", count, count * store.page_bytes, f"{below} pages were below already", tier)
 
         def stored(moved: Moved) -> None:
-            record.nvme_due_s = None if tier is Tier.NVME else time.monotonic() + self._nvme_after_s
             if moved.whole and (tier is Tier.NVME or (tier is Tier.HOST and call.evict)):
                 self._moves.free_device(record, keys)
             if call.tokens is None:
@@ -149,7 +147,6 @@ class Intents:
 
     def _prefetch(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
         store = self._store
-        record.nvme_due_s = None
         asked = call.keys_of(record.keys)
         wanted = Search(keys=[key for key in asked if store.pool.find(key) is None])
         tiers = store.transfers
@@ -275,31 +272,6 @@ class Intents:
                 self._unpin(record)
         left = [record.pin_until_s for record in dues if record.pin_until_s is not None]
         return min(left) - now if left else None
-
-    def _demote_idle(self, now: float) -> float | None:
-        """Sessions that were offloaded and stayed idle: their host pages go on to NVMe.
-
-        Seconds until the next is due.
-        """
-        store = self._store
-        stack = store.stack
-        next_s: float | None = None
-        if stack is None or self._nvme_after_s < 0:
-            return None
-        for record in store.sessions.all():
-            due = record.nvme_due_s
-            if due is None:
-                continue
-            if due <= now:
-                self._demote(record, stack)
-            else:
-                next_s = due - now if next_s is None else min(next_s, due - now)
-        return next_s
-
-    def _demote(self, record: SessionKv, stack: TierStack) -> None:
-        record.nvme_due_s = None
-        keys, salt = list(record.keys), record.salt_id
-        self._store.lanes.write(lambda: stack.move_to_nvme(keys, epoch=0, salt_id=salt), lambda _: None)
 
 
 def _once(answer: Callable[..., None]) -> Callable[..., None]:

@@ -53,7 +53,6 @@ class EngineSettings:
     host_bytes: int = 0
     nvme_dir: Path | None = None
     nvme_bytes: int = 0
-    nvme_after_s: float = -1.0
     shared: str | None = None
     shared_bytes: int = 0
     decision_log: Path | None = None
@@ -125,7 +124,7 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     progress("measuring", 0.0)
     speeds = measure(backend, stack, store.page_bytes, Room(blocks, facts.context))
     keeper = Keeper(core, Moves(core), DecisionLog(settings.decision_log), speeds)
-    intents = Intents(core, settings.nvme_after_s, keeper)
+    intents = Intents(core, keeper)
     server = EngineServer(core, intents, Constraints(settings.model, facts.vocab), card)
     core.start()
     return Engine(server, core, card, lanes, stack)

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.core import EngineCore
 from engine.keeper import Keeper
-from kvtier import Receipt, Tier, TierStack
+from kvtier import Audit, Receipt, Tier, TierStack
 
 Reply = Callable[[dict[str, Any]], None]
 
@@ -70,8 +70,8 @@ class Reports:
         newest, entries = self._keeper.decisions.since(version, limit)
         reply({"version": newest, "decisions": entries})
 
-    def audit(self, repair: bool, reply: Reply) -> None:
-        """What really lies in every tier, read and verified, and what the sessions and the device name."""
+    def audit(self, repair: bool, verify: bool, reply: Reply) -> None:
+        """What lies in every tier and what the sessions and the device name; with `verify`, every page is read."""
         store = self._store
         facts: dict[str, Any] = {
             "sessions": {record.name: [key.hex() for key in record.every_key] for record in store.sessions.all()},
@@ -88,7 +88,7 @@ class Reports:
         if stack is None:
             audited(nothing)
         else:
-            store.lanes.read(lambda: _audit(stack, repair), audited)
+            store.lanes.read(lambda: _audit(stack, repair, verify), audited)
 
     def stats(self, reply: Reply) -> None:
         """Pool, scheduler, counters and tiers, and whether the books add up."""
@@ -123,8 +123,8 @@ class Reports:
             store.lanes.write(lambda: (asdict(stack.stats()), _fault(stack.check_integrity)), counted)
 
 
-def _audit(stack: TierStack, repair: bool) -> dict[str, Any]:
-    found = stack.audit(repair=repair)
+def _audit(stack: TierStack, repair: bool, verify: bool) -> dict[str, Any]:
+    found = stack.audit(repair=repair) if verify else Audit((), 0, 0)
     findings = [{**asdict(one), "tier": one.tier.value, "flaw": one.flaw.value} for one in found.findings]
     tiers = {tier.value: [key.hex() for key in stack.keys(tier)] for tier in Tier}
     return {"findings": findings, "pages": found.pages, "bytes": found.size_bytes, "tiers": tiers}

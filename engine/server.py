@@ -186,8 +186,8 @@ class EngineServer:
             after, limit = fields.integer("after", 0, 0, 1 << 62), fields.integer("limit", 1000, 1, 10_000)
             self._post(reply, lambda: self._reports.decisions(after, limit, reply))
         elif kind == "audit":
-            repair = Fields(message).flag("repair", False)
-            self._post(reply, lambda: self._reports.audit(repair, reply))
+            repair, verify = Fields(message).flag("repair", False), Fields(message).flag("verify", True)
+            self._post(reply, lambda: self._reports.audit(repair, verify, reply))
         elif kind == "kv_hints":
             hints = parse_envelope(message)
             self._post(reply, lambda: self._hinted.act(hints, reply))

@@ -32,7 +32,6 @@ class SessionKv:
     every_key: set[bytes] = field(default_factory=set)
     pinned_blocks: list[int] = field(default_factory=list)
     pinned: bool = False
-    nvme_due_s: float | None = None
     pin_until_s: float | None = None
     pause: PauseHint | None = None
     since_s: float = 0.0

@@ -182,7 +182,6 @@ class KvStore:
         if not keys:
             return None
         record = self.sessions.open(request.spec.session, salt_id(salt), request.root)
-        record.nvme_due_s = None
         self.delete(self.sessions.update(record, tuple(request.tokens[: request.computed]), keys))
         return record
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
+from runtime.cli_kv import kv
 from runtime.errors import StartupError, TenutoError
 from runtime.settings import KEYS, Settings
 from sandbox import SandboxError
@@ -147,6 +148,9 @@ def engine(address: str | None, as_json: bool) -> None:
         click.echo(json.dumps({**card.as_message(), **stats}))
     else:
         Console().print(engine_view.view(card, stats))
+
+
+main.add_command(kv)
 
 
 @main.group()

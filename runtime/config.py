@@ -75,7 +75,8 @@ class Sampling(Frozen):
 
 
 class KvPolicy(Frozen):
-    """Where the session's pages wait while a tool runs. `auto`: copied to host at once, on NVMe if the tool is long."""
+    """Where the session's pages wait while a tool runs. `auto`: copied at once to the tier that the policy chooses, by
+    how long such tools take; freed when others need their place."""
 
     on_tool: Literal["auto", "pin", "host", "nvme", "drop"] = "auto"
 

@@ -16,6 +16,7 @@ from temporalio.worker import Worker
 from engine.tokens import load_chat_format
 from runtime import delivery
 from runtime.engines import EngineLink
+from runtime.kv_log import drain_forever
 from runtime.process import announce_ready, connect_temporal, run, start_logging, until_stopped
 from runtime.settings import Settings
 from runtime.steps import Services, Steps
@@ -52,7 +53,6 @@ async def serve(settings: Settings) -> None:
             driver=driver,
             blobs=BlobStore(settings.blobs_dir),
             volumes=settings.sandbox_volumes,
-            nvme_after_s=settings.nvme_after_s,
         )
         await reap(db, driver, settings.node_id)
         await collect_all(services)
@@ -66,6 +66,7 @@ async def serve(settings: Settings) -> None:
             _beat(db, settings.node_id, boot),
             _reap_forever(db, driver, settings.node_id),
             delivery.reconcile_forever(client, db),
+            drain_forever(engine, db),
         ):
             async with _workers(client, services):
                 announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)

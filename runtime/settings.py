@@ -75,7 +75,6 @@ class Settings:
     engine_backend: str = "auto"
     kv_tokens: int = 16384
     nvme_kv_bytes: int = 4 * GIB
-    nvme_after_s: float = 2.0
     shared_kv: str | None = None
     shared_kv_bytes: int = 16 * GIB
     sandbox: str | None = None
@@ -313,7 +312,6 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_KV_TOKENS": Key("kv_tokens", _number(int, 64, 2**31, "a number of tokens, at least 64")),
     "TENUTO_HOST_KV_BYTES": Key("host_kv_bytes", parse_size),
     "TENUTO_NVME_KV_BYTES": Key("nvme_kv_bytes", parse_size),
-    "TENUTO_NVME_AFTER_S": Key("nvme_after_s", _number(float, 0, 86400, "seconds from 0 to 86400")),
     "TENUTO_SHARED_KV": Key(
         "shared_kv", _matching(r"/\S+|s3://[\w.-]+(/\S*)?", "an absolute directory, or s3://BUCKET/PREFIX")
     ),

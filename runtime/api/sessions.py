@@ -151,6 +151,15 @@ async def kv(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
     return await views.kv(db, session_id)
 
 
+@router.get("/{session_id}/kv/decisions")
+async def kv_decisions(
+    session_id: str, db: Db, tenant: Tenant, limit: Limit = 100, after: Annotated[str | None, Query()] = None
+) -> dict[str, Any]:
+    """What was decided about the session's KV, what it was expected to cost, and what it did cost, oldest first."""
+    await views.owned(db, tenant, session_id)
+    return await views.kv_decisions(db, session_id, limit, after)
+
+
 def _send(request: Request, sending: Any) -> None:
     """Tell Temporal without making the caller wait: the row is committed, and the reconciler sends it again."""
     task = asyncio.create_task(delivery.quietly(sending))

@@ -8,8 +8,8 @@ from typing import Any
 
 import asyncpg
 
-from runtime.errors import NotFound
-from runtime.store import Database
+from runtime.errors import InvalidRequest, NotFound
+from runtime.store import Database, decisions
 
 
 def page(rows: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
@@ -152,6 +152,28 @@ async def kv(db: Database, session_id: str) -> dict[str, Any]:
         "detail": row["detail"],
         "updated_at": _time(row["updated_at"]),
     }
+
+
+async def kv_decisions(db: Database, session_id: str, limit: int, after: str | None) -> dict[str, Any]:
+    rows = await decisions.of_session(db, session_id, limit=limit + 1, after=None if after is None else _place(after))
+    shown = [
+        {
+            "id": f"{row.pop('engine_boot')}:{row.pop('seq')}",
+            "object": "kv.decision",
+            "step": row.pop("step_no"),
+            "decided_at": _time(row.pop("decided_at")),
+            **row,
+        }
+        for row in rows
+    ]
+    return page(shown, limit)
+
+
+def _place(cursor: str) -> tuple[str, int]:
+    boot, _, seq = cursor.partition(":")
+    if not boot or not seq.isdigit() or int(seq) >= 2**63:
+        raise InvalidRequest(f"after is {cursor!r}; the last_id of a page is needed")
+    return boot, int(seq)
 
 
 def _list(rows: Any) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from runtime.store import Database
 from sandbox import BlobStore
 
 KILLED = ("node", "engine")
-NVME_AFTER_S = 1.0
 TOOL_S = (1.5, 6.0, 1.5)
 
 
@@ -123,7 +122,6 @@ def demo_environment(home: Path, model: str) -> dict[str, str]:
         "TENUTO_HOME": str(home / "home"),
         "TENUTO_MODEL": model,
         "TENUTO_API_PORT": "0",
-        "TENUTO_NVME_AFTER_S": str(NVME_AFTER_S),
         "TENUTO_SANDBOX_VOLUMES": f"{outside}:/mnt/outside",
     }
 

@@ -78,6 +78,7 @@ def session(seed: int, temperature: float, *, long_s: float = 6.0, short_s: floa
         "limits": {"max_think_tokens": THINK_TOKENS},
         "sampling": {"temperature": temperature},
         "seed": seed,
+        "kv": {"on_tool": "nvme"},  # the way that has most to lose
     }
 
 

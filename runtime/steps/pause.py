@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from engine import EngineGone
+from engine import EngineGone, KvReceipt
 from runtime.errors import StaleEpoch
 from runtime.steps.services import Services
 from runtime.store import events, fleet
@@ -18,15 +18,24 @@ from runtime.store.values import Attempt, Event, Owner
 _EVENT = {"pin": "kv.pinned", "offload": "kv.offloaded", "prefetch": "kv.prefetched", "drop": "kv.released"}
 
 
+@dataclass(frozen=True)
+class Wait:
+    """What a session waits for: the policy learns how long each tool takes. `timeout_s` bounds the wait."""
+
+    tool: str
+    timeout_s: float | None
+    state: str = "tool"
+
+
 @contextlib.asynccontextmanager
 async def kv_pause(
-    s: Services, owner: Owner, attempt: Attempt, policy: str, token_ids: Sequence[int]
+    s: Services, owner: Owner, attempt: Attempt, policy: str, wait: Wait, token_ids: Sequence[int]
 ) -> AsyncIterator[None]:
     """Hold the session's pages by `policy` (auto, pin, host, nvme, drop) for the duration of the block.
 
     `token_ids`: the transcript, by which an engine that was restarted finds the pages again.
     """
-    pages = _Pages(s, owner, attempt, token_ids)
+    pages = _Pages(s, owner, attempt, wait, token_ids)
     moving = asyncio.create_task(pages.move_out(policy))
     try:
         yield
@@ -47,22 +56,21 @@ class _Pages:
     services: Services
     owner: Owner
     attempt: Attempt
+    wait: Wait
     token_ids: Sequence[int]
 
     async def move_out(self, policy: str) -> None:
+        pause = dataclasses.asdict(self.wait)
         if policy in ("pin", "drop"):
-            await self.intend(policy)
+            await self.intend(policy, pause=pause)
         elif policy in ("host", "nvme"):
-            await self.intend("offload", policy, evict=True)
+            await self.intend("offload", policy, evict=True, pause=pause)
         else:
-            # Copied at once, so that the pages are clean and can be freed whenever someone needs them; a tool that
-            # runs on is waited for on NVMe.
-            began = time.monotonic()
-            await self.intend("offload", "host")
-            await asyncio.sleep(max(0.0, self.services.nvme_after_s - (time.monotonic() - began)))
-            await self.intend("offload", "nvme", evict=True)
+            await self.intend("offload", "auto", pause=pause)
 
-    async def intend(self, intent: str, tier: str | None = None, *, evict: bool = False) -> None:
+    async def intend(
+        self, intent: str, tier: str | None = None, *, evict: bool = False, pause: dict[str, Any] | None = None
+    ) -> None:
         """One intent to the engine, its receipt in the log. An engine that is gone is the next think's concern."""
         try:
             client = await self.services.engine.client()
@@ -75,16 +83,19 @@ class _Pages:
                 tier=tier,
                 wait=True,
                 evict=evict,
+                pause=pause,
+                step=self.attempt.step_no,
             )
         except EngineGone:
             return
-        if intent in _EVENT and receipt.status != "missing":
-            data = {**dataclasses.asdict(receipt), **({"tier": tier} if tier else {})}
-            await self._tell(Event(_EVENT[intent], data))
+        if intent in _EVENT and receipt.status not in ("missing", "rejected"):
+            await self._tell(Event(_EVENT[intent], _shown(receipt)))
             if intent != "prefetch":
-                where = "none" if intent == "drop" else tier or "device"
+                where = "none" if intent == "drop" else receipt.tier or "device"
                 tenant = self.attempt.session.tenant_id
-                await fleet.note_residency(self.services.db, self.owner.session_id, tenant, where, data)
+                await fleet.note_residency(
+                    self.services.db, self.owner.session_id, tenant, where, dataclasses.asdict(receipt)
+                )
 
     async def _tell(self, event: Event) -> None:
         with contextlib.suppress(StaleEpoch):  # a newer owner tells its own story
@@ -95,3 +106,8 @@ class _Pages:
                 epoch=self.owner.epoch,
                 step_no=self.attempt.step_no,
             )
+
+
+def _shown(receipt: KvReceipt) -> dict[str, Any]:
+    """Without a tier where there is none to name."""
+    return {name: value for name, value in dataclasses.asdict(receipt).items() if value is not None}

@@ -22,7 +22,6 @@ class Services:
     driver: Driver
     blobs: BlobStore
     volumes: tuple[Volume, ...]
-    nvme_after_s: float
     blob_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # see runtime.steps.collecting
 
     def owner(self, session_id: str, epoch: int) -> Owner:

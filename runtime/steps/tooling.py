@@ -16,7 +16,7 @@ from runtime.errors import InvalidRequest
 from runtime.steps import checkpoints
 from runtime.steps.boxes import open_box
 from runtime.steps.fitting import fitted
-from runtime.steps.pause import kv_pause
+from runtime.steps.pause import Wait, kv_pause
 from runtime.steps.services import Services
 from runtime.store import ledger, sessions, steps
 from runtime.store.ledger import Call, Claim, call_key
@@ -50,7 +50,7 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> None:
     root = await checkpoints.workspace_root(s, what.session_id)
     before = await steps.transcript(s.db, what.session_id, what.step_no)
     results = []
-    async with kv_pause(s, owner, attempt, config.kv.on_tool, before):
+    async with kv_pause(s, owner, attempt, config.kv.on_tool, _wait(config, calls), before):
         for call in calls:
             result, root = await _one_call(s, owner, attempt, config, call, root)
             results.append(result)
@@ -65,6 +65,13 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> None:
         output={"outcome": "settled", "calls": len(calls), "tokens": len(tokens)},
         checkpoint=await checkpoints.make(s, what.session_id, [*before, *tokens], root),
     )
+
+
+def _wait(config: SessionConfig, calls: Sequence[Call]) -> Wait:
+    """Calls run one after another, so their timeouts add up."""
+    declared = {tool.name: tool.timeout_s for tool in config.tools if isinstance(tool, CommandTool)}
+    timeouts = [declared.get(call.name, config.limits.tool_timeout_s) for call in calls]
+    return Wait("+".join(dict.fromkeys(call.name for call in calls))[:200], sum(timeouts) or None)
 
 
 async def _calls_of(s: Services, what: StepIn, config: SessionConfig) -> list[Call]:

@@ -101,7 +101,6 @@ class Harness:
         blocks: int = 32,
         host_pages: int = 64,
         nvme_pages: int = 64,
-        nvme_after_s: float = -1.0,
         budget: Budget = Budget(),  # noqa: B008 (frozen)
     ) -> None:
         self.backend = FakeBackend(blocks)
@@ -112,7 +111,7 @@ class Harness:
         limits = Limits(context=4096, vocab=VOCAB, pool_tokens=blocks * PAGE_SIZE)
         scheduler = Scheduler(self.store.pool, budget)
         self.core = EngineCore(self.backend, self.store, scheduler, limits, (EOS,), inbox)
-        self.intents = Intents(self.core, nvme_after_s)
+        self.intents = Intents(self.core)
         self.reports = Reports(self.core)
         self._names = iter(range(1 << 30))
         self.core.start()

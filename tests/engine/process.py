@@ -42,7 +42,6 @@ async def engine(model: Path, root: Path, **options: Any) -> AsyncIterator[Proce
         "host-bytes": 256 << 20,
         "nvme-dir": root / "nvme",
         "nvme-bytes": 256 << 20,
-        "nvme-after-s": -1,
         **{name.replace("_", "-"): value for name, value in options.items()},
     }
     flat = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]

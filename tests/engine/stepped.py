@@ -98,7 +98,7 @@ class Stepped:
         limits = Limits(context=context, vocab=vocab, pool_tokens=blocks * 16)
         scheduler = Scheduler(self.store.pool, budget)
         self.core = EngineCore(backend, self.store, scheduler, limits, (), inbox, clock=lambda: self.now_s)
-        self.intents = Intents(self.core, -1.0)
+        self.intents = Intents(self.core)
         self.told: list[Told] = []
 
     def submit(

@@ -272,16 +272,6 @@ def test_pages_that_a_tier_lost_are_copied_again(harness: Harness) -> None:
     assert (receipt["status"], receipt["bytes"]) == ("accepted", 2 * PAGE_BYTES)
 
 
-def test_offloaded_and_idle_pages_go_on_to_nvme(tmp_path: Path) -> None:
-    with Harness(tmp_path, nvme_after_s=0.0) as engine:
-        turn(engine, "s", PROMPT, 20)
-        engine.kv("offload", "s")
-        engine.stats()  # the deadline has passed before this is answered
-        state = engine.state("s")
-        assert state["host_pages"] == 0
-        assert state["nvme_pages"] == state["device_pages"] == len(state["keys"])
-
-
 def test_an_older_epoch_is_refused_and_a_newer_one_takes_over(harness: Harness) -> None:
     go = harness.hold()
     running = harness.start("s", PROMPT, 400, epoch=2)

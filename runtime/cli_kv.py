@@ -1,0 +1,107 @@
+"""`tenuto kv`: where sessions' KV lies and why, and whether everything about it adds up."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Any
+
+import click
+import tenuto
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from engine import EngineClient
+from runtime.embedded.postgres import PostgresServer
+from runtime.kv_audit import KvAudit, audit
+from runtime.kv_story import story
+from runtime.settings import Settings
+from runtime.store import Database
+
+SHOWN = 20
+
+
+@click.group()
+def kv() -> None:
+    """Where sessions' KV lies and why, and whether it all adds up."""
+
+
+@kv.command()
+@click.argument("session")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per decision.")
+def explain(session: str, as_json: bool) -> None:
+    """The decisions about a session's KV as a story: what was expected of each, and what it took."""
+    with tenuto.Client() as client:
+        rows = list(_decisions(client, session))
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+        return
+    if not rows:
+        click.echo(f"nothing has been decided about the KV of {session} yet")
+    for line in story(rows):
+        click.echo(line)
+
+
+def _decisions(client: tenuto.Client, session: str) -> Any:
+    after: dict[str, Any] = {}
+    while True:
+        page = client.get(f"/v1/sessions/{session}/kv/decisions", after)
+        yield from page["data"]
+        if not page["has_more"]:
+            return
+        after = {"after": page["last_id"]}
+
+
+@kv.command("audit")
+@click.option("--address", help="Socket path or host:port; default: the engine of the stack that runs here.")
+@click.option("--repair", is_flag=True, help="Delete orphans and half files.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def audit_command(ctx: click.Context, address: str | None, repair: bool, as_json: bool) -> None:
+    """Read every page of every tier and compare with the record; lists every orphan. Exit status 1 if there are any."""
+    settings = Settings.load()
+    found = asyncio.run(_audit(settings, address, repair))
+    if as_json:
+        click.echo(json.dumps({**dataclasses.asdict(found), "clean": found.clean}))
+    else:
+        Console().print(view(found))
+    ctx.exit(0 if found.clean else 1)
+
+
+async def _audit(settings: Settings, address: str | None, repair: bool) -> KvAudit:
+    dsn = settings.postgres_dsn or PostgresServer(settings).dsn
+    target = address or settings.engine_address or str(settings.engine_socket)
+    async with await EngineClient.connect(target) as client, Database(dsn, size=2, patience_s=5) as db:
+        return await audit(db, client, repair=repair)
+
+
+def view(found: KvAudit) -> RenderableType:
+    """The sets side by side, then what is wrong, named."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "pages", "orphans"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row("named by open sessions", f"{found.named:,}", "")
+    table.add_row("on the device", f"{found.on_device:,}", "")
+    for tier, pages in found.in_tiers.items():
+        table.add_row(tier, f"{pages:,}", f"{len(found.orphans.get(tier, ())):,}")
+    table.add_row("named and nowhere", f"{found.absent:,}", "will be computed again")
+    lines = [f"{found.verified:,} pages were read and verified; the engine's books: {found.integrity}"]
+    flaws = [*_flaws(found)]
+    lines += flaws[:SHOWN]
+    if len(flaws) > SHOWN:
+        lines.append(f"... and {len(flaws) - SHOWN} more; --json lists them all")
+    if found.deleted:
+        lines.append(f"{found.deleted} orphans were deleted")
+    lines.append("disk, RAM and record name the same set" if found.clean else "NOT clean; --repair removes orphans")
+    return Group(table, "", *lines)
+
+
+def _flaws(found: KvAudit) -> Any:
+    for tier, keys in found.orphans.items():
+        yield from (f"orphan in {tier}: {key}" for key in keys)
+    yield from (f"the engine holds pages of {name}, which is no open session" for name in found.strangers)
+    for one in found.findings:
+        state = ", repaired" if one["repaired"] else ""
+        yield f"{one['flaw']} in {one['tier']}: {one['name']} ({one['size_bytes']:,} bytes{state})"

@@ -1,0 +1,102 @@
+"""Disk, RAM and record compared: whether the pages that lie in the tiers are exactly those that open sessions name.
+
+    record    keys that checkpoints of open sessions name (Postgres)
+    engine    keys that its sessions hold: the record's, and those of a think under way
+    tiers     keys in host memory, on NVMe, in the shared store; each page read and verified
+    orphan    a page in a tier that neither the record nor the engine names
+
+A page that is named and in no tier was evicted, lawfully: it will be computed again. It is counted, no flaw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine import EngineClient
+from runtime.store import Database
+
+_NAMED = (
+    "SELECT session_id, encode(key, 'hex') AS key FROM checkpoints JOIN sessions s USING (session_id),"
+    " unnest(kv_new) AS key WHERE s.state NOT IN ('cancelled', 'completed')"
+)
+
+
+@dataclass(frozen=True)
+class KvAudit:
+    """`orphans`: by tier. `strangers`: sessions that the engine holds pages of and the record does not know as open.
+    `findings`: what is wrong with bytes and indexes (kvtier.Finding). `absent`: named pages that are nowhere."""
+
+    named: int
+    in_tiers: dict[str, int]
+    on_device: int
+    verified: int
+    orphans: dict[str, list[str]]
+    strangers: list[str]
+    absent: int
+    integrity: str
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    deleted: int = 0
+
+    @property
+    def clean(self) -> bool:
+        flaws = [one for one in self.findings if one["flaw"] != "quarantined" and not one["repaired"]]
+        left = sum(map(len, self.orphans.values())) - self.deleted
+        return not flaws and left <= 0 and not self.strangers and self.integrity == "ok"
+
+
+async def audit(db: Database, client: EngineClient, *, repair: bool = False) -> KvAudit:
+    """Read everything anew and compare. With `repair`, orphans are deleted and half files removed.
+
+    The engine is asked first: what a think under way adds meanwhile is then in neither list. Pages in a shared store
+    that other machines' sessions name are in the record, which is one for all of them.
+    """
+    found = await client.audit(repair=repair)
+    rows = await db.fetch(_NAMED)
+    named = {row["key"] for row in rows}
+    open_sessions = await _open(db)
+    held = {key for keys in found["sessions"].values() for key in keys}
+    tiers = {tier: set(keys) for tier, keys in found["tiers"].items()}
+    orphans = {tier: sorted(keys - named - held) for tier, keys in tiers.items()}
+    strangers = sorted(set(found["sessions"]) - open_sessions)
+    deleted = 0
+    if repair:
+        deleted = await _remove(client, orphans, strangers)
+        strangers = []
+    somewhere = set(found["device"]).union(*tiers.values())
+    return KvAudit(
+        named=len(named),
+        in_tiers={tier: len(keys) for tier, keys in tiers.items()},
+        on_device=len(found["device"]),
+        verified=found["pages"],
+        orphans={tier: keys for tier, keys in orphans.items() if keys},
+        strangers=strangers,
+        absent=len(named - somewhere),
+        integrity=found["integrity"],
+        findings=found["findings"],
+        deleted=deleted,
+    )
+
+
+async def collect(db: Database, client: EngineClient) -> int:
+    """Delete from every tier what neither the record nor the engine names: what a crash left. Reads no page."""
+    found = await client.audit(verify=False)
+    named = {row["key"] for row in await db.fetch(_NAMED)}
+    named |= {key for keys in found["sessions"].values() for key in keys}
+    orphans = {tier: sorted(set(keys) - named) for tier, keys in found["tiers"].items()}
+    return await _remove(client, orphans, ())
+
+
+async def _open(db: Database) -> set[str]:
+    rows = await db.fetch("SELECT session_id FROM sessions WHERE state NOT IN ('cancelled', 'completed')")
+    return {row["session_id"] for row in rows}
+
+
+async def _remove(client: EngineClient, orphans: dict[str, list[str]], strangers: Iterable[str]) -> int:
+    keys = sorted({key for one in orphans.values() for key in one})
+    for session in strangers:
+        await client.kv("drop", session=session, epoch=(1 << 62), wait=True)
+    if keys:
+        await client.delete_keys(keys)
+    return sum(map(len, orphans.values()))
