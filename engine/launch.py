@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.backends.choose import BackendSettings, open_backend
+from engine.collector import Collector
 from engine.constraint import Constraints
 from engine.core import EngineCore
 from engine.decisions import DecisionLog
@@ -125,6 +126,7 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     speeds = measure(backend, stack, store.page_bytes, Room(blocks, facts.context))
     keeper = Keeper(core, Moves(core), DecisionLog(settings.decision_log), speeds)
     intents = Intents(core, keeper)
+    Collector(core)
     server = EngineServer(core, intents, Constraints(settings.model, facts.vocab), card)
     core.start()
     return Engine(server, core, card, lanes, stack)

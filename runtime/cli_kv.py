@@ -57,12 +57,13 @@ def _decisions(client: tenuto.Client, session: str) -> Any:
 @kv.command("audit")
 @click.option("--address", help="Socket path or host:port; default: the engine of the stack that runs here.")
 @click.option("--repair", is_flag=True, help="Delete orphans and half files.")
+@click.option("--shared", is_flag=True, help="Repair the shared store too; only if no other installation uses it.")
 @click.option("--json", "as_json", is_flag=True)
 @click.pass_context
-def audit_command(ctx: click.Context, address: str | None, repair: bool, as_json: bool) -> None:
+def audit_command(ctx: click.Context, address: str | None, repair: bool, shared: bool, as_json: bool) -> None:
     """Read every page of every tier and compare with the record; lists every orphan. Exit status 1 if there are any."""
     settings = Settings.load()
-    found = asyncio.run(_audit(settings, address, repair))
+    found = asyncio.run(_audit(settings, address, repair, shared))
     if as_json:
         click.echo(json.dumps({**dataclasses.asdict(found), "clean": found.clean}))
     else:
@@ -70,11 +71,11 @@ def audit_command(ctx: click.Context, address: str | None, repair: bool, as_json
     ctx.exit(0 if found.clean else 1)
 
 
-async def _audit(settings: Settings, address: str | None, repair: bool) -> KvAudit:
+async def _audit(settings: Settings, address: str | None, repair: bool, shared: bool) -> KvAudit:
     dsn = settings.postgres_dsn or PostgresServer(settings).dsn
     target = address or settings.engine_address or str(settings.engine_socket)
     async with await EngineClient.connect(target) as client, Database(dsn, size=2, patience_s=5) as db:
-        return await audit(db, client, repair=repair)
+        return await audit(db, client, repair=repair, shared=shared)
 
 
 def view(found: KvAudit) -> RenderableType:

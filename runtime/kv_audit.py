@@ -46,11 +46,11 @@ class KvAudit:
         return not flaws and left <= 0 and not self.strangers and self.integrity == "ok"
 
 
-async def audit(db: Database, client: EngineClient, *, repair: bool = False) -> KvAudit:
-    """Read everything anew and compare. With `repair`, orphans are deleted and half files removed.
+async def audit(db: Database, client: EngineClient, *, repair: bool = False, shared: bool = False) -> KvAudit:
+    """Read everything anew and compare. With `repair`, orphans are deleted and half files removed; in the shared store
+    only with `shared` as well, since another installation with a record of its own may use it.
 
-    The engine is asked first: what a think under way adds meanwhile is then in neither list. Pages in a shared store
-    that other machines' sessions name are in the record, which is one for all of them.
+    The engine is asked first: what a think under way adds meanwhile is then in neither list.
     """
     found = await client.audit(repair=repair)
     rows = await db.fetch(_NAMED)
@@ -62,7 +62,7 @@ async def audit(db: Database, client: EngineClient, *, repair: bool = False) -> 
     strangers = sorted(set(found["sessions"]) - open_sessions)
     deleted = 0
     if repair:
-        deleted = await _remove(client, orphans, strangers)
+        deleted = await _remove(client, orphans if shared else _local(orphans), strangers)
         strangers = []
     somewhere = set(found["device"]).union(*tiers.values())
     return KvAudit(
@@ -80,12 +80,16 @@ async def audit(db: Database, client: EngineClient, *, repair: bool = False) -> 
 
 
 async def collect(db: Database, client: EngineClient) -> int:
-    """Delete from every tier what neither the record nor the engine names: what a crash left. Reads no page."""
+    """Delete from this machine's tiers what neither the record nor the engine names: what a crash left. Reads no page."""
     found = await client.audit(verify=False)
     named = {row["key"] for row in await db.fetch(_NAMED)}
     named |= {key for keys in found["sessions"].values() for key in keys}
     orphans = {tier: sorted(set(keys) - named) for tier, keys in found["tiers"].items()}
-    return await _remove(client, orphans, ())
+    return await _remove(client, _local(orphans), ())
+
+
+def _local(orphans: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {tier: keys for tier, keys in orphans.items() if tier != "shared"}
 
 
 async def _open(db: Database) -> set[str]:

@@ -7,6 +7,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _PLACES = {"host": "host memory", "nvme": "NVMe", "shared": "the shared store", "device": "the device"}
+_ACTIONS = {
+    "store": "copied {what} to {place}",
+    "evict": "let {place} forget {what}",
+    "restore": "read {what} back from {place}",
+    "prefetch": "read {what} back to {place} ahead of its turn",
+    "recompute": "computed {tokens} tokens again",
+    "pin": "pinned {what} on {place}",
+    "keep": "left {what} on {place} without a copy",
+}
 _WHY = {
     "tool_started": "a tool started",
     "tool_ended": "the tool ended",
@@ -32,11 +41,11 @@ def sentence(row: Mapping[str, Any]) -> str:
     """What was decided, and what came of it."""
     what = f"{row['tokens']:,} tokens ({row['bytes'] / 1e6:,.1f} MB)"
     place = " and ".join(_PLACES.get(one, one) for one in row["place"].split("+"))
+    shape = _ACTIONS.get(row["action"], row["action"] + " of {what} at {place}")
+    text = shape.format(what=what, place=place, tokens=f"{row['tokens']:,}")
     why = _WHY.get(row["reason"], row["reason"])
-    text = _ACTIONS.get(row["action"], lambda *_: f"{row['action']} of {what} at {place}")(what, place, row)
-    outcome = _outcome(row)
     detail = f" ({row['detail']})" if row["detail"] else ""
-    return f"{text}, because {why}{outcome}{detail}"
+    return f"{text}, because {why}{_outcome(row)}{detail}"
 
 
 def _outcome(row: Mapping[str, Any]) -> str:
@@ -69,38 +78,3 @@ def _time(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{1e6 * seconds:.0f} µs"
     return f"{1e3 * seconds:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
-
-
-def _stored(what: str, place: str, row: Mapping[str, Any]) -> str:
-    return f"copied {what} to {place}"
-
-
-def _evicted(what: str, place: str, row: Mapping[str, Any]) -> str:
-    return f"let {place} forget {what}"
-
-
-def _restored(what: str, place: str, row: Mapping[str, Any]) -> str:
-    return f"read {what} back from {place}"
-
-
-def _recomputed(what: str, place: str, row: Mapping[str, Any]) -> str:
-    return f"computed {row['tokens']:,} tokens again"
-
-
-def _pinned(what: str, place: str, row: Mapping[str, Any]) -> str:
-    return f"pinned {what} on {place}"
-
-
-def _kept(what: str, place: str, row: Mapping[str, Any]) -> str:
-    return f"left {what} on {place} without a copy"
-
-
-_ACTIONS = {
-    "store": _stored,
-    "evict": _evicted,
-    "restore": _restored,
-    "prefetch": _restored,
-    "recompute": _recomputed,
-    "pin": _pinned,
-    "keep": _kept,
-}

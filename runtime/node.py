@@ -13,8 +13,9 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from engine import EngineError
 from engine.tokens import load_chat_format
-from runtime import delivery
+from runtime import delivery, kv_audit
 from runtime.engines import EngineLink
 from runtime.kv_log import drain_forever
 from runtime.process import announce_ready, connect_temporal, run, start_logging, until_stopped
@@ -57,6 +58,7 @@ async def serve(settings: Settings) -> None:
         await reap(db, driver, settings.node_id)
         await collect_all(services)
         await engine.ready(timeout_s=600)
+        await _collect_pages(db, engine)
         description = await driver.describe()
         card = engine.card.as_message()
         await fleet.register_node(
@@ -85,6 +87,17 @@ async def reap(db: Database, driver: Driver, node_id: str) -> list[str]:
     if found:
         log.warning("reaped sandboxes without a session: %s", ", ".join(found))
     return found
+
+
+async def _collect_pages(db: Database, engine: EngineLink) -> None:
+    """What a crash left in the tiers: no reason not to start."""
+    try:
+        deleted = await kv_audit.collect(db, await engine.client())
+    except EngineError as error:
+        log.warning("the tiers could not be looked through: %s", error)
+        return
+    if deleted:
+        log.warning("deleted %d pages that no session names", deleted)
 
 
 def _as_json(description: Description) -> dict[str, Any]:
