@@ -82,7 +82,7 @@ class Keeper(Observer):
             if move is mine:
                 tier = TIER_OF[move.place]
                 then = self._answered(answer, tier)
-            self._enqueue(move, "tool_started", call, then)
+            self._enqueue(move, "tool_started" if move.session == record.name else "pressure", call, then)
         self._go_on()
 
     def waits(self, record: SessionKv, call: KvCall) -> None:

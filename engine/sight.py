@@ -89,11 +89,14 @@ class Sight:
     def _tier(self, place: Place, counts: TierCounts) -> TierView:
         tier = TIER_OF[place]
         link = self._speeds.links[tier]
-        capacity = int(_FILL * counts.budget_bytes)
+        # In bytes of pages: on the medium one takes more (headers, alignment) or less (compression) than it has.
+        payload = counts.pages * self._store.page_bytes
+        scale = payload / counts.used_bytes if payload and counts.used_bytes else 1.0
+        capacity, used = int(_FILL * scale * counts.budget_bytes), int(scale * counts.used_bytes)
         return TierView(
             place,
             capacity,
-            min(capacity, counts.used_bytes),
+            min(capacity, used),
             read_bps=link.read_bps or _FAST,
             write_bps=link.write_bps or link.read_bps or _FAST,
             latency_s=link.latency_s,

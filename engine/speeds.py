@@ -16,6 +16,7 @@ from kvtier.policy import Prefill
 
 _WEIGHT = 0.2  # of the newest transfer
 _LEAST_S = 1e-6
+_LARGE_BYTES = 4 * 2**20
 _SAMPLE_BYTES = 16 * 2**20
 _FAR_PAGE = 32  # where the second measurement of prefill stands
 _TILES = 4
@@ -23,18 +24,20 @@ _TILES = 4
 
 @dataclass
 class Link:
-    """One tier: bytes per second each way, 0 while nothing is known; `latency_s` of the smallest transfer."""
+    """One tier: bytes per second each way, 0 while nothing is known, and the seconds that the smallest transfer takes:
+    a write waits for the step that runs and for writes before it."""
 
     read_bps: float = 0.0
     write_bps: float = 0.0
     latency_s: float = 5e-4
+    write_latency_s: float = 5e-3
 
     def read_s(self, size_bytes: int) -> float:
         """Seconds, or 0 where nothing is known: who never tried must try."""
         return self.latency_s + size_bytes / self.read_bps if self.read_bps else 0.0
 
     def write_s(self, size_bytes: int) -> float:
-        return self.latency_s + size_bytes / self.write_bps if self.write_bps else 0.0
+        return self.write_latency_s + size_bytes / self.write_bps if self.write_bps else 0.0
 
 
 @dataclass
@@ -67,15 +70,19 @@ class Speeds:
         return self.links[tier].read_s(tokens * token_bytes) <= self.compute_s(start, start + tokens)
 
     def read_took(self, tier: Tier, size_bytes: int, seconds: float) -> None:
-        """Small transfers tell of latency, not of bandwidth: only those of a megabyte or more count."""
-        if size_bytes >= 2**20:
-            link = self.links[tier]
-            link.read_bps = _follow(link.read_bps, size_bytes / max(seconds, _LEAST_S))
+        """Small transfers tell of latency, large ones of bandwidth."""
+        link = self.links[tier]
+        if size_bytes >= _LARGE_BYTES:
+            link.read_bps = _follow(link.read_bps, size_bytes / max(seconds - link.latency_s, _LEAST_S))
+        elif link.read_bps:
+            link.latency_s = _follow(link.latency_s, max(seconds - size_bytes / link.read_bps, _LEAST_S))
 
     def write_took(self, tier: Tier, size_bytes: int, seconds: float) -> None:
-        if size_bytes >= 2**20:
-            link = self.links[tier]
-            link.write_bps = _follow(link.write_bps, size_bytes / max(seconds, _LEAST_S))
+        link = self.links[tier]
+        if size_bytes >= _LARGE_BYTES:
+            link.write_bps = _follow(link.write_bps, size_bytes / max(seconds - link.write_latency_s, _LEAST_S))
+        elif size_bytes and link.write_bps:
+            link.write_latency_s = _follow(link.write_latency_s, max(seconds - size_bytes / link.write_bps, _LEAST_S))
 
     def prefill_took(self, start: int, stop: int, seconds: float) -> None:
         """Of a prompt that nobody decoded beside."""
@@ -117,7 +124,7 @@ def measure(
     if stack is None:
         return speeds
     bps = _copy_bps(page_bytes, clock)
-    speeds.links[Tier.HOST] = Link(bps, bps, 2e-4)
+    speeds.links[Tier.HOST] = Link(bps, bps, 5e-4)
     disk = stack.measure(_SAMPLE_BYTES)
     if disk is not None:
         speeds.links[Tier.NVME] = Link(disk.bytes_per_s, disk.bytes_per_s, 1e-3)

@@ -87,7 +87,7 @@ def view(found: KvAudit) -> RenderableType:
     table.add_row("on the device", f"{found.on_device:,}", "")
     for tier, pages in found.in_tiers.items():
         table.add_row(tier, f"{pages:,}", f"{len(found.orphans.get(tier, ())):,}")
-    table.add_row("named and nowhere", f"{found.absent:,}", "will be computed again")
+    table.add_row("named and nowhere (to be computed again)", f"{found.absent:,}", "")
     lines = [f"{found.verified:,} pages were read and verified; the engine's books: {found.integrity}"]
     flaws = [*_flaws(found)]
     lines += flaws[:SHOWN]

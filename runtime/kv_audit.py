@@ -80,7 +80,7 @@ async def audit(db: Database, client: EngineClient, *, repair: bool = False, sha
 
 
 async def collect(db: Database, client: EngineClient) -> int:
-    """Delete from this machine's tiers what neither the record nor the engine names: what a crash left. Reads no page."""
+    """Delete from this machine's tiers what neither the record nor the engine names: what a crash left."""
     found = await client.audit(verify=False)
     named = {row["key"] for row in await db.fetch(_NAMED)}
     named |= {key for keys in found["sessions"].values() for key in keys}

@@ -93,6 +93,11 @@ class Expected:
             self._rates.clear()
             self._survivals.clear()
 
+    def ended(self, tool: str) -> int:
+        """Calls of this tool whose end was seen."""
+        durations = self._tools.get(tool)
+        return durations.ended if durations is not None else 0
+
     def survival(self, tool: str, timeout_s: float | None, view: View) -> Survival:
         """Of the tool's whole duration, from all that is known in this view."""
         if not self._all.ended:
