@@ -43,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         shared=options.shared,
         shared_bytes=options.shared_bytes,
         decision_log=options.decision_log,
+        compression=options.kv_compression,
+        encrypted=options.kv_encryption == "on",
         weights_cache=options.weights_cache or options.model.parent / "cache",
     )
     try:
@@ -121,6 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nvme-bytes", type=int, default=0)
     parser.add_argument("--shared", help="a directory that machines share, or s3://bucket/prefix")
     parser.add_argument("--shared-bytes", type=int, default=0)
+    parser.add_argument(
+        "--kv-compression", choices=("off", "zlib", "zstd"), default="off", help="of pages on NVMe and in the store"
+    )
+    parser.add_argument(
+        "--kv-encryption", choices=("off", "on"), default="off", help="the same, by a key that comes from the salt"
+    )
     parser.add_argument("--decision-log", type=Path, help="append every decision of the tier policy to this file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(

@@ -15,10 +15,11 @@ from engine.constraint import Constraints
 from engine.core import EngineCore
 from engine.decisions import DecisionLog
 from engine.errors import RequestError
-from engine.facts import PAGE_SIZE, fingerprint, read_facts
+from engine.facts import ELEMENT_BYTES, PAGE_SIZE, fingerprint, read_facts
 from engine.gguf import GgufFile
 from engine.intents import Intents
 from engine.keeper import Keeper
+from engine.keyring import SaltKeys
 from engine.lanes import Lanes
 from engine.moves import Moves
 from engine.pages import PagePool
@@ -30,7 +31,7 @@ from engine.store import KvStore
 from engine.tokens.vocabulary import tokenizer_from
 from engine.weights import load_weights
 from engine.wire import ModelCard
-from kvtier import S3Place, SharedConfig, TierConfig, TierStack
+from kvtier import CodecConfig, Compression, S3Place, SharedConfig, TierConfig, TierStack
 
 Progress = Callable[[str, float], None]  # what, fraction done
 
@@ -42,7 +43,8 @@ class EngineSettings:
     `shared` is a directory on a file system that machines share, or s3://bucket/prefix.
 
     `backend` is auto, cpu or torch. `weights_cache` None: nothing is cached. `decision_log`: a file to which every
-    decision of the tier policy is appended, with all that it depended on.
+    decision of the tier policy is appended, with all that it depended on. `compression` (off, zlib, zstd) and
+    `encrypted` are of pages below host memory.
     """
 
     model: Path
@@ -57,6 +59,8 @@ class EngineSettings:
     shared: str | None = None
     shared_bytes: int = 0
     decision_log: Path | None = None
+    compression: str = "off"
+    encrypted: bool = False
     weights_cache: Path | None = None
 
 
@@ -100,11 +104,12 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     wanted = BackendSettings(settings.backend, blocks, settings.threads, settings.weights_cache)
     backend = open_backend(wanted, facts, weights, progress)
     mark = fingerprint(digest, facts, backend.identity)
-    stack = _open_tiers(settings, mark, facts.page_bytes(settings.dtype))
+    keys = SaltKeys() if settings.encrypted else None
+    stack = _open_tiers(settings, mark, facts.page_bytes(settings.dtype), keys)
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     lanes = Lanes(inbox.put)
     pool = PagePool(blocks)
-    store = KvStore(backend, pool, stack, lanes, mark, facts.page_bytes(settings.dtype))
+    store = KvStore(backend, pool, stack, lanes, mark, facts.page_bytes(settings.dtype), keys)
     limits = Limits(facts.context, facts.vocab, blocks * PAGE_SIZE)
     core = EngineCore(backend, store, Scheduler(pool), limits, tokenizer.eos_token_ids, inbox)
     card = ModelCard(
@@ -132,7 +137,7 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     return Engine(server, core, card, lanes, stack)
 
 
-def _open_tiers(settings: EngineSettings, mark: bytes, page_bytes: int) -> TierStack | None:
+def _open_tiers(settings: EngineSettings, mark: bytes, page_bytes: int, keys: SaltKeys | None) -> TierStack | None:
     host = settings.host_arena if settings.host_bytes else None
     nvme = settings.nvme_dir if settings.nvme_bytes else None
     shared = _shared(settings)
@@ -147,6 +152,11 @@ def _open_tiers(settings: EngineSettings, mark: bytes, page_bytes: int) -> TierS
             nvme_dir=nvme,
             nvme_bytes=settings.nvme_bytes if nvme else 0,
             shared=shared,
+            codec=CodecConfig(
+                compression=Compression[settings.compression.upper()],
+                element_bytes=ELEMENT_BYTES[settings.dtype],
+                keys=keys,
+            ),
         )
     )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from engine.backends.face import Backend
 from engine.copies import Copies
 from engine.facts import PAGE_SIZE
+from engine.keyring import SaltKeys
 from engine.lanes import Lanes
 from engine.pages import PagePool, Taken
 from engine.request import Request
@@ -62,6 +63,7 @@ class KvStore:
         lanes: Lanes,
         fingerprint: bytes,
         page_bytes: int,
+        keys: SaltKeys | None = None,
     ) -> None:
         self.backend = backend
         self.pool = pool
@@ -74,6 +76,7 @@ class KvStore:
         self.transfers = None if stack is None or self.copies is None else Transfers(stack, self.copies.staged)
         self.unwanted: set[bytes] = set()  # not worth writing when the device gives them up
         self._fingerprint = fingerprint
+        self._keys = keys
         self._pins: Counter[int] = Counter()  # block -> sessions that pin it
         self._rows: dict[bytes, int] = {}  # rows of partial pages on the device
         self._salt_of: dict[bytes, bytes] = {}  # of pages on the device
@@ -82,6 +85,8 @@ class KvStore:
 
     def root(self, salt: bytes) -> bytes:
         """The parent of a tenant's first page. A llama has one group and one shard."""
+        if self._keys is not None and self._keys.learn(salt_id(salt), salt) and self.stack is not None:
+            self.stack.unlock()  # reads manifests, once for a tenant; the request that is coming looks for its pages
         return root_key(fingerprint=self._fingerprint, group=0, shard=0, shards=1, salt=salt)
 
     # -- pages of a running request -------------------------------------------------------------------------------

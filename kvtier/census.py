@@ -26,6 +26,7 @@ class Census:
         self._files, self._index, self._layout, self._codec, self._tally = files, index, layout, codec, tally
         self._folders: dict[Path, int] = {}
         self._unread: set[Path] = set()  # manifests of what the disk would not let us read; their bytes count
+        self._locked: set[Path] = set()  # manifests of what needs a key that is not here; their bytes count
 
     def revive(self) -> None:
         """A directory that was removed under us is made anew, and what it held is gone. May raise OSError."""
@@ -69,6 +70,16 @@ class Census:
             found |= {segment_id: paths[segment_id] for segment_id in paths.keys() - known}
         return [held for segment_id in sorted(found) if (held := self._admit(found[segment_id])) is not None]
 
+    def lock(self, path: Path) -> None:
+        """The segment of this manifest needs a key that is not here."""
+        self._locked.add(path)
+
+    def unlock(self) -> bool:
+        """There are new keys: what was locked is inspected again at the next scan. False where nothing was."""
+        self._unread |= self._locked
+        self._locked.clear()
+        return bool(self._unread)
+
     def _forget_all(self, suffix: str) -> None:
         for segment_id in self._index.known(suffix):
             self._index.forget(segment_id)
@@ -100,6 +111,7 @@ class Census:
         if not manifest.live <= set(range(len(header.rows))):
             raise FormatError("the manifest names pages that the segment does not have")
         if not self._codec.readable(header.form, header.salt_id):
+            self.lock(path)
             self._set_foreign(path, "undecodable")
             return None
         return Held(header, set(manifest.live), self._files.size(path))

@@ -102,6 +102,12 @@ class NvmeStore:
             self._tally.add("swept", len(doubles))
             self._settle(held)
 
+    def unlock(self) -> None:
+        """The key ring has a new key: segments that could not be decoded are looked at again."""
+        with self.writer:
+            if self._census.unlock():
+                self.refresh()
+
     # --- reading -------------------------------------------------------------------------------------
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Buffer]:
@@ -144,6 +150,7 @@ class NvmeStore:
         """Its key is gone: nothing of it can be read, here and now."""
         with self.writer:
             if self.index.holds(held):
+                self._census.lock(self.files.manifest_path(held.id))
                 self._tally.add("undecodable", self.index.forget(held.id))
                 self.index.add_foreign(held.id, held.size_bytes)
 

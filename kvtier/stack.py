@@ -167,6 +167,12 @@ class TierStack:
             return Receipt("missing", 0, 0, "none of these pages is in a tier")
         return Receipt("accepted", gone, freed)
 
+    def unlock(self) -> None:
+        """The key ring has a new key: what could not be read for want of it is looked at again."""
+        self._check_open()
+        if self._parts.nvme is not None:
+            self._parts.nvme.unlock()
+
     def free(self, keys: Sequence[bytes], tier: Tier) -> int:
         """These keys, in one tier; copies elsewhere stay. Returns how many went."""
         self._check_open()

@@ -76,9 +76,11 @@ class Sampling(Frozen):
 
 class KvPolicy(Frozen):
     """Where the session's pages wait while a tool runs. `auto`: copied at once to the tier that the policy chooses, by
-    how long such tools take; freed when others need their place."""
+    how long such tools take; freed when others need their place. Who may find them: every session of the tenant,
+    or this one alone."""
 
     on_tool: Literal["auto", "pin", "host", "nvme", "drop"] = "auto"
+    share: Literal["tenant", "session"] = "tenant"
 
 
 class SessionConfig(Frozen):

@@ -75,6 +75,9 @@ class Settings:
     engine_backend: str = "auto"
     kv_tokens: int = 16384
     nvme_kv_bytes: int = 4 * GIB
+    kv_decisions: str | None = None
+    kv_compression: str = "off"
+    kv_encryption: str = "off"
     shared_kv: str | None = None
     shared_kv_bytes: int = 16 * GIB
     sandbox: str | None = None
@@ -312,6 +315,9 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_KV_TOKENS": Key("kv_tokens", _number(int, 64, 2**31, "a number of tokens, at least 64")),
     "TENUTO_HOST_KV_BYTES": Key("host_kv_bytes", parse_size),
     "TENUTO_NVME_KV_BYTES": Key("nvme_kv_bytes", parse_size),
+    "TENUTO_KV_COMPRESSION": Key("kv_compression", _one_of("off", "zlib", "zstd")),
+    "TENUTO_KV_ENCRYPTION": Key("kv_encryption", _one_of("off", "on")),
+    "TENUTO_KV_DECISIONS": Key("kv_decisions", _matching(r"/\S+", "the absolute path of a file")),
     "TENUTO_SHARED_KV": Key(
         "shared_kv", _matching(r"/\S+|s3://[\w.-]+(/\S*)?", "an absolute directory, or s3://BUCKET/PREFIX")
     ),

@@ -165,6 +165,9 @@ async def engine(stack: Stack) -> None:
         "--dtype": settings.engine_dtype,
         "--backend": settings.engine_backend,
     }
+    argv |= {"--kv-compression": settings.kv_compression, "--kv-encryption": settings.kv_encryption}
+    if settings.kv_decisions is not None:
+        argv |= {"--decision-log": settings.kv_decisions}
     if settings.shared_kv is not None:
         argv |= {"--shared": settings.shared_kv, "--shared-bytes": settings.shared_kv_bytes}
     flat = [str(part) for pair in argv.items() for part in pair]

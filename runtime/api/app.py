@@ -27,6 +27,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.chat = await asyncio.to_thread(models.load_chat, settings.model_path)
             app.state.hub = Hub(db)
             app.state.sending = set()
+            app.state.kv_encryption = settings.kv_encryption == "on"
             await fleet.ensure_admin(db, settings.admin_key)
             listening = asyncio.create_task(app.state.hub.listen_forever())
             try:

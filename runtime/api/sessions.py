@@ -17,7 +17,7 @@ from runtime.api.models import checked_model, ensure_it_fits, ensure_tools_work
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
 from runtime.errors import InvalidRequest
-from runtime.store import events, sessions
+from runtime.store import domains, events, sessions
 from sandbox import SandboxUsageError, snapshots
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -48,7 +48,8 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
     ensure_it_fits(request, config, card)
     session_id = await id_for(request, db, tenant, "ses")
     seed = body.seed if body.seed is not None else secrets.randbelow(2**63)
-    await sessions.create(db, tenant, session_id, config.model_dump(), seed)
+    domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
+    await sessions.create(db, tenant, session_id, config.model_dump(), seed, domain=domain)
     return await views.session(db, tenant, session_id)
 
 

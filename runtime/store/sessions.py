@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from runtime.errors import Conflict, NotFound, StaleEpoch
-from runtime.store import events
+from runtime.store import domains, events
 from runtime.store.database import Database
 from runtime.store.values import Event, Session
 from workflows.states import TERMINAL, State, transition
@@ -20,17 +20,23 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
-async def create(db: Database, tenant_id: str, session_id: str, config: Mapping[str, Any], seed: int) -> None:
-    """Accept a session. Repeated with the same id: a no-op."""
+async def create(
+    db: Database, tenant_id: str, session_id: str, config: Mapping[str, Any], seed: int, *, domain: str | None = None
+) -> None:
+    """Accept a session. Repeated with the same id: a no-op. `domain`: the sharing domain of its pages, made if need be;
+    None: its tenant's pages, for ever."""
 
     async def work(connection: asyncpg.Connection) -> None:
+        if domain is not None:
+            await domains.ensure(connection, tenant_id, domain)
         made = await connection.fetchval(
-            "INSERT INTO sessions (session_id, tenant_id, config, seed) VALUES ($1, $2, $3, $4)"
+            "INSERT INTO sessions (session_id, tenant_id, config, seed, kv_domain) VALUES ($1, $2, $3, $4, $5)"
             " ON CONFLICT DO NOTHING RETURNING true",
             session_id,
             tenant_id,
             dict(config),
             seed,
+            domain,
         )
         if made:
             created = Event("session.created", {"session_id": session_id, "model": config["model"], "seed": seed})
@@ -149,6 +155,7 @@ async def finish(db: Database, session_id: str, how: str, left: Mapping[str, Any
                 await _set_state(connection, session_id, state, Move.CANCEL)
             await _set_state(connection, session_id, State.CANCELLING, Move.CLEANED)
         await events.append(connection, session_id, [Event(f"session.{how}", dict(left))])
+        await domains.end_unused(connection, session_id)
 
     await db.run(work)
 
@@ -203,8 +210,9 @@ async def has_ended(db: Database, session_id: str) -> bool:
 
 
 _SELECT = (
-    "SELECT s.session_id, s.tenant_id, s.state, s.config, s.seed, s.epoch, t.salt"
-    " FROM sessions s JOIN tenants t USING (tenant_id) WHERE s.session_id = $1"
+    "SELECT s.session_id, s.tenant_id, s.state, s.config, s.seed, s.epoch, coalesce(d.salt, t.salt) AS salt"
+    " FROM sessions s JOIN tenants t USING (tenant_id) LEFT JOIN kv_domains d ON d.domain_id = s.kv_domain"
+    " WHERE s.session_id = $1"
 )
 
 

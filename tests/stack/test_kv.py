@@ -91,3 +91,17 @@ async def test_the_audit_finds_disk_memory_and_record_in_agreement(client, stack
     status, text = await command(stack, "audit")
     assert status == 0
     assert "name the same set" in text
+
+
+async def test_a_session_that_shares_with_nobody_finds_nothing_of_its_twin(client, stack):
+    spec = {"system": "tide " * 200 + "private", "limits": {"max_think_tokens": 8}, "seed": 7}
+    found = []
+    for share in ("session", "session", "tenant", "tenant"):
+        session = await client.sessions.create(**spec, kv={"share": share})
+        await session.run("Say tide.", tool_choice="none")
+        think = [step for step in await session.steps() if step["kind"] == "think"][-1]
+        found.append(think["output"]["kv"]["device"])
+    assert found[:3] == [0, 0, 0]
+    assert found[3] > 200
+    for info in [info async for info in client.sessions.list(limit=4)][:4]:
+        await (await client.sessions.get(info.id)).cancel()
