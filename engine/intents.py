@@ -129,7 +129,7 @@ class Intents:
                 respond("deferred", count, count * store.page_bytes, f"{below} pages were below already", tier)
 
         def stored(moved: Moved) -> None:
-            if moved.whole and (tier is Tier.NVME or (tier is Tier.HOST and call.evict)):
+            if moved.whole and (tier is Tier.NVME or call.evict):
                 self._moves.free_device(record, keys)
             if call.tokens is None:
                 self.keeper.stored(record, tier, moved)

@@ -55,6 +55,8 @@ class SharedStore:
             )
         self.objects, self._readers, self._pool, self._clock = objects, threads.readers, threads.pool, clock
         self._blobs = PageBlobs(form)
+        self._doubtful: set[bytes] = set()  # pages whose creation failed: they may lie there all the same
+        self._owed: set[bytes] = set()  # pages whose deletion failed
         self._collector = Collector(objects, config, clock, references)
         self.writer = threading.RLock()
         self._index = SharedIndex()
@@ -182,7 +184,10 @@ class SharedStore:
                 return None, "a page of this key lies there that cannot be read; it may be put again once it is gone"
         except OSError as error:
             self._tally.add("io_errors")
+            self._doubtful.add(key)
             return None, f"a page could not be shared: {error.strerror or error}"
+        self._doubtful.discard(key)
+        self._owed.discard(key)
         self._index.enter(key, blob.size_bytes)
         if created:
             self._tally.add("coded_bytes", memoryview(payload).nbytes)
@@ -218,9 +223,18 @@ class SharedStore:
             known = [key for key, here in zip(distinct, self.lookup(distinct), strict=True) if here]
             gone = self._mark(known, Why.DEAD)
             self._tally.add("deleted", gone)
+            self._owed.update(key for key in distinct if key in self._doubtful or self._index.why(key) is None)
+            self._pay()
             if self._clock() - self._collected_at >= self._collect_s:
                 self.collect()
             return gone
+
+    def _pay(self) -> None:
+        """Marks what should have been deleted and could not be, or what a write that failed may have left there."""
+        owed = [key for key in self._owed if key in self._doubtful or self.lookup([key])[0]]
+        self._mark(owed, Why.DEAD)
+        self._owed = {key for key in owed if self._index.why(key) is None}
+        self._doubtful.difference_update(set(owed) - self._owed)
 
     def _mark(self, keys: Sequence[bytes], why: Why) -> int:
         marked = 0
@@ -237,6 +251,7 @@ class SharedStore:
     def collect(self) -> Collected:
         """Removes what was marked long enough ago, if this process holds the lease."""
         with self.writer:
+            self._pay()
             self._collected_at = self._clock()
             try:
                 done = self._collector.collect()

@@ -16,6 +16,14 @@ TIMES = {
     "inter_token_s": "between tokens",
     "step_s": "one step",
 }
+FAULTS = {
+    "quarantined": "quarantined",
+    "io_errors": "I/O errors",
+    "timeouts": "too late",
+    "foreign": "foreign",
+    "undecodable": "without a key",
+    "recreated": "vanished",
+}
 SIZES = {"batch": "decoding together", "prefill_tokens": "prefill tokens in a step"}
 
 
@@ -27,7 +35,7 @@ async def ask(address: str) -> tuple[ModelCard, dict[str, Any]]:
 
 def view(card: ModelCard, stats: dict[str, Any]) -> RenderableType:
     """Tables of the stats; a figure that was never measured is a dash."""
-    tables = (_times(stats["metrics"]), _pages(stats), _tokens(stats["counters"]))
+    tables = (_times(stats["metrics"]), _pages(stats), _tiers(stats), _tokens(stats["counters"]))
     return Group(_head(card, stats), *(part for table in tables for part in ("", table)))
 
 
@@ -56,10 +64,36 @@ def _pages(stats: dict[str, Any]) -> Table:
     table.add_row("free", str(pool["free"]), f"of {pool['total']}")
     unused = waste["allocated_tokens"] - waste["used_tokens"]
     table.add_row("unused rows", str(unused), f"of {waste['allocated_tokens']} in pages that requests hold")
-    for tier, counts in stats["tiers"].items():
-        if counts is not None:
-            table.add_row(tier, str(counts.get("pages", 0)), "")
     return table
+
+
+def _tiers(stats: dict[str, Any]) -> Table:
+    """What each tier holds, how it answered, and every fault that it saw."""
+    table = _table("tiers", "pages", "used", "budget", "hits", "misses", "evicted", "break-even", "faults")
+    for tier, counts in stats["tiers"].items():
+        if not counts["budget_bytes"]:
+            continue
+        sizes = (_size(counts["used_bytes"]), _size(counts["budget_bytes"]))
+        answers = (f"{counts[name]:,}" for name in ("hits", "misses", "evicted"))
+        table.add_row(tier, f"{counts['pages']:,}", *sizes, *answers, _break_even(stats, tier), _faults(counts))
+    return table
+
+
+def _break_even(stats: dict[str, Any], tier: str) -> str:
+    """From which length on the tier pays."""
+    lengths = stats.get("break_even") or {}
+    if tier not in lengths:
+        return "-"
+    return "never" if lengths[tier] is None else f"{lengths[tier]:,} tokens"
+
+
+def _faults(counts: dict[str, Any]) -> str:
+    seen = [f"{counts[name]:,} {meaning}" for name, meaning in FAULTS.items() if counts.get(name)]
+    return ", ".join(seen) or "none"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:,.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
 
 
 def _tokens(counters: dict[str, Any]) -> Table:

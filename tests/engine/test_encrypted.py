@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.core import EngineCore
-from engine.intents import Intents
 from engine.keyring import SaltKeys
-from engine.lanes import Lanes
-from engine.pages import PagePool
-from engine.store import KvStore, salt_id
-from kvtier import CodecConfig, Compression, SharedConfig, TierConfig, TierStack
-from tests.engine.fakes import FINGERPRINT, PAGE_BYTES, FakeBackend, Harness, oracle
+from engine.store import salt_id
+from kvtier import CodecConfig, Compression, SharedConfig, TierConfig
+from tests.engine.fakes import FINGERPRINT, PAGE_BYTES, Harness, oracle
 from tests.engine.test_core import PROMPT, turn
+from tests.engine.tiered import Tiered
 
 SALTS = (b"a" * 32, b"b" * 32)
 
 
-class Sealed(Harness):
+class Sealed(Tiered):
     """A harness whose tiers below host memory are encrypted by salt."""
 
     def __init__(self, root: Path, compression: Compression = Compression.OFF, shared: bool = False) -> None:
-        super().__init__(None)
-        self.core.stop()
         keys = SaltKeys()
         config = TierConfig(
             page_bytes=PAGE_BYTES,
@@ -39,17 +32,7 @@ class Sealed(Harness):
             shared=SharedConfig(root / "shared", 1 << 22) if shared else None,
             codec=CodecConfig(compression=compression, keys=keys),
         )
-        self.stack = TierStack.open(config)
-        inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.backend = FakeBackend(32)
-        self.lanes = Lanes(inbox.put)
-        pool = PagePool(32)
-        self.store = KvStore(self.backend, pool, self.stack, self.lanes, FINGERPRINT, PAGE_BYTES, keys)
-        scheduler = type(self.core.scheduler)(pool)
-        self.core = EngineCore(self.backend, self.store, scheduler, self.core.limits, (63,), inbox)
-        self.intents = Intents(self.core)
-        self.reports = type(self.reports)(self.core)
-        self.core.start()
+        super().__init__(config, keys=keys)
 
 
 def transcripts(harness: Harness, place: str) -> list[list[int]]:
