@@ -33,6 +33,8 @@ bench: setup
 	$(BIN)/python -m bench.resume
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.eval
+	$(BIN)/python -m bench.wake
+	$(BIN)/python -m bench.replay
 
 soak: setup
 	$(BIN)/python -m bench.crowd --seconds 300

@@ -315,7 +315,7 @@ def as_lines(evidence: Evidence) -> list[dict[str, Any]]:
 async def measure(model: Path, clients: int, seconds: float, seed: int, sabotage: str | None) -> list[dict[str, Any]]:
     root = Path(tempfile.mkdtemp(prefix="tenuto-bench-"))
     try:
-        options = {
+        options: dict[str, Any] = {
             "kv_tokens": POOL_TOKENS,
             "host_arena": root / "arena",
             "host_bytes": TIER_BYTES,

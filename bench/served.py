@@ -22,14 +22,17 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(model: Path, root: Path, **options: Any) -> AsyncIterator[Served]:
-    """`python -m engine` with its files under `root`; terminated at the end. Raises BenchError if it does not start."""
+async def served(model: Path, root: Path, *, module: str = "engine", **options: Any) -> AsyncIterator[Served]:
+    """`python -m engine` with its files under `root`; terminated at the end. Raises BenchError if it does not start.
+
+    `module` stands in for `engine`: one that hobbles it.
+    """
     arguments = {"model": model, "socket": root / "engine.sock", **options}
     flat = [part for name, value in arguments.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     log = root / "engine.log"
     with log.open("w") as errors:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine", *flat, stdout=asyncio.subprocess.PIPE, stderr=errors
+            sys.executable, "-m", module, *flat, stdout=asyncio.subprocess.PIPE, stderr=errors
         )
     try:
         assert child.stdout is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench import crowd, engine_figures, eval_figures, evidence, policy, resume
+from bench import crowd, engine_figures, eval_figures, evidence, policy, replay_figures, resume, wake_figures
 
 Verdict = tuple[dict[str, Any], bool]
 
@@ -44,12 +44,24 @@ def _policy(path: Path) -> Verdict:
     return figure, policy.is_green(figure)
 
 
+def _wake(path: Path) -> Verdict:
+    figure = wake_figures.figures(*evidence.read(path))
+    return figure, wake_figures.is_green(figure)
+
+
+def _replay(path: Path) -> Verdict:
+    figure = replay_figures.figures(*evidence.read(path))
+    return figure, replay_figures.is_green(figure)
+
+
 BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "resume.jsonl": _resume,
     "engine.jsonl": _engine,
     "eval.jsonl": _eval,
     "crowd.jsonl": _crowd,
     "policy.jsonl": _policy,
+    "wake.jsonl": _wake,
+    "replay.jsonl": _replay,
 }
 
 
