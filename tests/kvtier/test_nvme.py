@@ -462,7 +462,7 @@ def test_segments_of_an_older_format_are_missing_but_count_and_go_first(tmp_path
     put(stack, 1)
     stack.close()
     (path,) = manifests(tmp_path)
-    line = path.read_bytes().splitlines()[0].replace(b'"version":2', b'"version":1')
+    line = path.read_bytes().splitlines()[0].replace(b'"version":3', b'"version":2')
     path.write_bytes(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
     with open_stack(tmp_path, host=0, nvme_bytes=nvme_budget(2)) as again:
         counts = again.stats().nvme
