@@ -21,7 +21,7 @@ from kvtier.objects import Objects
 from kvtier.speed import ReadSpeed
 from kvtier.stack import TierStack
 from kvtier.store import PageStore
-from kvtier.values import Loaded, Receipt, Stored, Tier, TierStats
+from kvtier.values import Filled, Landed, Loaded, Receipt, Stored, Tier, TierStats, Wanted
 
 __all__ = [
     "Audit",
@@ -29,10 +29,12 @@ __all__ = [
     "Collected",
     "Compression",
     "DomainKey",
+    "Filled",
     "Finding",
     "Flaw",
     "Io",
     "KeyRing",
+    "Landed",
     "Loaded",
     "MemoryObjects",
     "MemoryStore",
@@ -58,6 +60,7 @@ __all__ = [
     "TierStack",
     "TierStats",
     "TierUsageError",
+    "Wanted",
     "next_key",
     "page_keys",
     "root_key",

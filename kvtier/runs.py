@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -29,6 +30,7 @@ class Bad(Enum):
 
 Run: TypeAlias = tuple[Held, range]
 Outcome: TypeAlias = Buffer | Bad
+Landed: TypeAlias = list[Outcome] | OSError
 
 
 class RunReader:
@@ -43,6 +45,34 @@ class RunReader:
     def direct(self) -> bool:
         """Whether reads go past the page cache."""
         return self._spans.direct
+
+    def land(self, plan: Sequence[Run], rooms: Mapping[bytes, memoryview]) -> list[Future[Landed]]:
+        """By run, see `Readers.run`: its pages, which then lie in their rooms, or what the file system said."""
+        return self._readers.run(lambda run: self._land(run, rooms), plan)
+
+    def _land(self, run: Run, rooms: Mapping[bytes, memoryview]) -> Landed:
+        held, rows = run
+        header = held.header
+        try:
+            if self._codec.is_plain(header.form) and set(header.spans(rows)[1]) == {self.page_bytes}:
+                return self._land_plain(held, rows, [rooms[header.rows[row][0]] for row in rows])
+            pages = self.stored(held, rows)
+        except OSError as error:
+            return error
+        outcomes = [self._decode(held, row, page) for row, page in zip(rows, pages, strict=True)]
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if not isinstance(outcome, Bad):
+                rooms[header.rows[row][0]][:] = memoryview(outcome)
+        return outcomes
+
+    def _land_plain(self, held: Held, rows: range, rooms: Sequence[memoryview]) -> list[Outcome]:
+        """What lies in the file is the page: read it to where it is wanted, and verify it there."""
+        header = held.header
+        self._spans.fill(self._files.segment_path(held.id), header.spans(rows)[0], rooms)
+        return [
+            room if page_digest(key, header.salt_id, room) == digest else Bad.DAMAGED
+            for (key, digest, _), room in zip(header.rows[rows.start : rows.stop], rooms, strict=True)
+        ]
 
     def fetch(self, plan: Sequence[Run]) -> list[list[Outcome] | OSError | None]:
         """By run: its pages, or what the file system said, or None where it did not answer in time."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
+from typing import Any
 
 from kvtier.audit import Audit, audit_parts
 from kvtier.build import open_parts
@@ -15,7 +17,7 @@ from kvtier.fileops import Buffer, Io, RealIo
 from kvtier.keys import KEY_BYTES, SALT_ID_MAX_BYTES
 from kvtier.speed import ReadSpeed
 from kvtier.store import PageStore
-from kvtier.values import Loaded, Receipt, Stored, Tier, TierStats
+from kvtier.values import Landed, Loaded, Receipt, Stored, Tier, TierStats, Wanted
 
 
 class TierStack:
@@ -80,6 +82,23 @@ class TierStack:
             if rest:
                 found |= {key: Loaded(page, tier) for key, page in store.get(rest).items()}
         return [found.get(key) for key in keys]
+
+    def read_into(self, wanted: Sequence[Wanted]) -> Landed:
+        """As `get`, into the caller's memory: see `PageStore.read_into`. Keys are distinct.
+
+        A page whose read is late is not looked for below: that memory has a writer already.
+        """
+        self._check_open()
+        self._check_rooms(wanted)
+        tiers: dict[bytes, Tier] = {}
+        late: dict[bytes, Future[Any]] = {}
+        for tier, store in self._stores.items():
+            rest = [one for one in wanted if one[0] not in tiers and one[0] not in late]
+            if rest:
+                filled = store.read_into(rest)
+                tiers |= dict.fromkeys(filled.keys, tier)
+                late |= filled.late
+        return Landed(tiers, late)
 
     # --- moving --------------------------------------------------------------------------------------
 
@@ -221,6 +240,12 @@ class TierStack:
             size = view.nbytes
             if size != self.config.page_bytes:
                 raise TierUsageError(f"a page has {self.config.page_bytes} bytes here, this one has {size}")
+
+    def _check_rooms(self, wanted: Sequence[Wanted]) -> None:
+        for _, room in wanted:
+            if room.readonly or not room.c_contiguous or room.nbytes != self.config.page_bytes or room.itemsize != 1:
+                size = self.config.page_bytes
+                raise TierUsageError(f"a page is read into {size} contiguous bytes that can be written")
 
     @staticmethod
     def _check_salt(salt_id: bytes, epoch: int) -> None:
