@@ -15,15 +15,13 @@ from engine.backends.face import Backend, Logits, Tile
 from engine.constraint import Constraint
 from engine.errors import EngineFault, RequestError
 from engine.integrity import check
-from engine.live import Live, Sink, account, done_frame, error_frame, tiles_of
+from engine.live import Live, Sink, done_frame, error_frame, tiles_of
 from engine.metrics import Metrics
 from engine.request import GenerateSpec, Limits, Phase, admit_spec
-from engine.restore import Fetched, Search, adopt, fetch, missing, search
+from engine.restores import Restores
 from engine.sampler import sample
 from engine.scheduler import Plan, Scheduler
 from engine.store import KvStore, salt_id
-
-RESTORE_DEADLINE_S = 10.0
 
 
 class EngineCore:
@@ -52,6 +50,7 @@ class EngineCore:
         self._clock = clock
         self._live: dict[str, Live] = {}
         self._stopping = False
+        self._restores = Restores(store, self.metrics, clock)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:
@@ -123,15 +122,12 @@ class EngineCore:
 
     def turn(self) -> None:
         """One round: give up restores that are overdue, copy a slice out, plan, step."""
-        now = self._clock()
-        for live in [x for x in self._live.values() if x.search is not None and x.restore_until_s < now]:
-            self.store.counters.restore_timeouts += 1
-            self._restored(live, live.search, None)
+        self._restores.give_up_overdue(self._live.values())
         if self.store.copies is not None:
             self.store.copies.pump()
         plan = self._plan()
         for request in plan.admit:
-            self._begin(self._live[request.spec.request_id])
+            self._restores.begin(self._live[request.spec.request_id], self._live.values())
         if plan.work:
             self._step(plan)
 
@@ -164,49 +160,18 @@ class EngineCore:
         copying = self.store.copies is not None and self.store.copies.ready
         if copying or any(live.request.phase is Phase.RUNNING for live in self._live.values()):
             return 0
-        if self.scheduler.waiting and not self.scheduler.admitted:
-            return 0
+        arriving = self.store.transfers is not None and self.store.transfers.busy
+        if self.scheduler.waiting and not self.scheduler.admitted and not arriving:
+            return 0  # otherwise there may be no room before a transfer ends, which is a command
         dues += [live.restore_until_s - now for live in self._live.values() if live.search is not None]
         return max(0.001, min(dues)) if dues else None
 
     # -- one request ----------------------------------------------------------------------------------------------
 
-    def _begin(self, live: Live) -> None:
-        """Find what the prompt already has; ask the tiers for the rest."""
-        request, store = live.request, self.store
-        live.admitted_s = self._clock()
-        self.metrics.queue_s.observe(live.admitted_s - live.queued_s)
-        found = search(request, store.pool, [x.request for x in self._live.values()])
-        request.claimed_pages = len(found.held)
-        live.search = found
-        tiers = store.transfers
-        if tiers is None or not missing(found):
-            self._restored(live, found, None)
-            return
-        live.restore_until_s = live.admitted_s + RESTORE_DEADLINE_S
-        store.lanes.read(lambda: fetch(tiers, found), lambda fetched: self._restored(live, found, fetched))
-
-    def _restored(self, live: Live, found: Search | None, fetched: Fetched | None) -> None:
-        """The tiers have answered, or their time is up: a late answer finds another search, or none, and is ignored."""
-        if live.search is None or live.search is not found or live.request.phase is Phase.ENDED:
-            return
-        request = live.request
-        live.search = None
-        sources = adopt(request, found, fetched or Fetched({}), self.store)
-        kind = "resumed" if live.running_s else "prefill"
-        now = self._clock()
-        self.metrics.restore_s.observe(now - live.admitted_s)
-        if not live.first_token_s:
-            live.running_s = now  # a preempted one that has its first token keeps the time that led to it
-        request.phase = Phase.RUNNING
-        live.sink(
-            {"type": kind, "request_id": request.spec.request_id, **account(request, sources, self.store.counters)}
-        )
-
     def _preempt(self, live: Live) -> None:
         """Send a request back to the queue, its pages to the host tier, and say so."""
         request, counters = live.request, self.store.counters
-        self._drop_search(live)
+        self._restores.drop(live)
         was_running = request.phase is Phase.RUNNING
         tokens = request.computed
         pages = self.store.swap_out(request)
@@ -219,12 +184,6 @@ class EngineCore:
         if was_running:
             name = request.spec.request_id
             live.sink({"type": "preempted", "request_id": name, "pages": pages, "tokens": tokens})
-
-    def _drop_search(self, live: Live) -> None:
-        if live.search is not None:
-            self.store.pool.release(live.search.held.values())
-            live.search.held.clear()
-            live.search = None
 
     def _step(self, plan: Plan) -> None:
         tiles: list[Tile] = []
@@ -297,7 +256,7 @@ class EngineCore:
     def _take_out(self, live: Live) -> None:
         self._live.pop(live.request.spec.request_id, None)
         self.scheduler.remove(live.request)
-        self._drop_search(live)
+        self._restores.drop(live)
 
     def _stop(self) -> None:
         self._stopping = True

@@ -6,8 +6,8 @@ Results come back by `post`, on the compute thread. A task that raises gives Non
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Post = Callable[[Callable[[], object]], None]
@@ -26,6 +26,10 @@ class Lanes:
 
     def read(self, task: Callable[[], T], then: Callable[[T | None], None]) -> None:
         self._run(self._readers, task, then)
+
+    def after(self, end: Future[Any], then: Callable[[], object]) -> None:
+        """`then` runs on the compute thread once `end` is done, however it ended."""
+        end.add_done_callback(lambda _: self._post(then))
 
     def close(self) -> None:
         """Waits for what is under way."""

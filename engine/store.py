@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.backends.face import Backend
+from engine.backends.moves import Copied
 from engine.copies import Copies
 from engine.facts import PAGE_SIZE
 from engine.lanes import Lanes
 from engine.pages import PagePool, Taken
 from engine.request import Request
 from engine.sessions import SessionKv, Sessions
-from engine.transfers import Transfers
-from kvtier import Loaded, Receipt, Tier, TierStack, next_key, root_key
+from engine.transfers import Page, Transfers
+from kvtier import Receipt, Tier, TierStack, next_key, root_key
 
 
 @dataclass
@@ -69,8 +70,10 @@ class KvStore:
         self.page_bytes = page_bytes
         self.sessions = Sessions()
         self.counters = Counters()
-        self.copies = None if stack is None else Copies(pool, stack, lanes, page_bytes, self._snapshot)
-        self.transfers = None if stack is None or self.copies is None else Transfers(stack, self.copies.staged)
+        self.copies = None if stack is None else Copies(pool, stack, lanes, page_bytes, self._gather)
+        self.transfers: Transfers | None = None
+        if stack is not None and self.copies is not None:
+            self.transfers = Transfers(stack, self.copies.staged, lanes, self)
         self._fingerprint = fingerprint
         self._pins: Counter[int] = Counter()  # block -> sessions that pin it
         self._rows: dict[bytes, int] = {}  # rows of partial pages on the device
@@ -90,16 +93,14 @@ class KvStore:
         self._write_behind(taken)
         return taken.block
 
-    def load(self, key: bytes, page: Loaded, rows: int, salt: bytes) -> int:
-        """See `restore.PageHome`."""
-        return self.load_as(key, page, rows, salt_id(salt))
+    def index(self, block: int, page: Page) -> None:
+        """See `transfers.Places`."""
+        self._bind(block, page.key, page.rows, page.salt_id, clean=True)
 
-    def load_as(self, key: bytes, page: Loaded, rows: int, salt_name: bytes) -> int:
-        """As `load`, for a salt known by its name only."""
-        block = self.take()
-        self.backend.page(block)[:] = memoryview(page.payload)
-        self._bind(block, key, rows, salt_name, clean=True)
-        return block
+    def page_of(self, record: SessionKv, key: bytes) -> Page:
+        """A page of a session, to be brought back."""
+        rows = min(PAGE_SIZE, len(record.tokens) - record.keys.index(key) * PAGE_SIZE)
+        return Page(key, rows, record.salt_id)
 
     def copy(self, block: int, rows: int) -> int:
         """See `restore.PageHome`."""
@@ -237,14 +238,14 @@ class KvStore:
         if self.copies is None or not self.sessions.held(key) or self.copies.full:
             self.counters.lost += 1
             return
-        page = self.backend.snapshot(taken.block, rows)
-        self.copies.send([(key, page)], Tier.HOST, 0, salt, lambda present, _: self._count_lost(1 - present))
+        copied = self.backend.gather([(taken.block, rows)])
+        self.copies.send([key], copied, Tier.HOST, 0, salt, lambda present, _: self._count_lost(1 - present))
 
     def _count_lost(self, pages: int) -> None:
         self.counters.lost += pages
 
-    def _snapshot(self, block: int, key: bytes) -> bytes:
-        return self.backend.snapshot(block, self._rows.get(key, PAGE_SIZE))
+    def _gather(self, pages: Sequence[tuple[int, bytes]]) -> Copied:
+        return self.backend.gather([(block, self._rows.get(key, PAGE_SIZE)) for block, key in pages])
 
     # -- the end of pages -----------------------------------------------------------------------------------------
 
@@ -259,7 +260,10 @@ class KvStore:
             then(None)
 
     def forget(self, key: bytes) -> bool:
-        """Take a page out of the device's index. Running requests that hold its block are not disturbed."""
+        """Take a page out of the device's index. Running requests that hold its block are not disturbed, nor are those
+        who wait for it to come."""
+        if self.transfers is not None:
+            self.transfers.forget(key)
         self._rows.pop(key, None)
         self._salt_of.pop(key, None)
         return self.pool.forget(key)

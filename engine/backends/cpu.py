@@ -7,8 +7,6 @@ threads changes no bit either, so the identity leaves it out.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import platform
 from collections.abc import Sequence
 from itertools import chain
@@ -19,7 +17,9 @@ import numpy as np
 from engine.backends.captured import CapturedStep, CapturedSteps, is_decode
 from engine.backends.checks import check_tiles
 from engine.backends.face import Logits, Tile
-from engine.errors import BackendUnavailable, RequestError
+from engine.backends.memory import pool_memory
+from engine.backends.moves import HostPages
+from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.native import Decoder, Library, StepArrays
 from engine.quantised import GROUP, VERSION
@@ -44,7 +44,7 @@ def unsupported(facts: ModelFacts, dtype: str) -> str | None:
     return None
 
 
-class Cpu:
+class Cpu(HostPages):
     """A llama or qwen2 decoder over one pool of KV pages. See `engine.backends.face.Backend`.
 
     `isa` is one of INSTRUCTION_SETS; None: the best that the machine has. Raises BackendUnavailable for a shape that it
@@ -69,7 +69,7 @@ class Cpu:
         self._pool_blocks = pool_blocks
         self._identity = identity(weights.dtype, chosen, library.key)
         self._page_bytes = facts.page_bytes(weights.dtype)
-        self._memory = _pool_memory(pool_blocks * self._page_bytes)
+        self._memory = pool_memory(pool_blocks * self._page_bytes)
         self._bytes = memoryview(self._memory)
         self._pool = np.frombuffer(self._memory, np.uint8)
         self._unit = 1 if weights.dtype == "fp32" else 2
@@ -152,22 +152,6 @@ def identity(dtype: str, instruction_set: str, key: str) -> BackendIdentity:
         threads=0,
         version=f"{key}.{VERSION}" if dtype == "w4a8" else key,
     )
-
-
-def _pool_memory(size_bytes: int) -> mmap.mmap:
-    """Zeros, aligned to a page of the system; in huge ones where there are, for attention jumps from place to place.
-
-    Raises RequestError (bad_request) where the system has not so much.
-    """
-    try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise RequestError(
-            "bad_request", f"a pool of {size_bytes} bytes cannot be had: {error}; lower --kv-tokens"
-        ) from error
-    with contextlib.suppress(AttributeError, OSError):  # another system, or a kernel built without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _rope_table(facts: ModelFacts) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engine.backends.moves import MovesPages
 from engine.facts import PAGE_SIZE, BackendIdentity
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -45,7 +46,7 @@ def cut(blocks: Sequence[int], start: int, tokens: Sequence[int], wants_logits: 
     return tiles
 
 
-class Backend(Protocol):
+class Backend(MovesPages, Protocol):
     """Not thread-safe: one thread steps a backend. Page memory may be read by others while no step writes that page."""
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.backends.face import Logits, Tile
+from engine.backends.moves import HostPages
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.facts import PAGE_SIZE, BackendIdentity
@@ -48,7 +49,7 @@ def oracle(tokens: Sequence[int], count: int) -> list[int]:
     return grown[len(tokens) :]
 
 
-class FakeBackend:
+class FakeBackend(HostPages):
     """A page row holds the token and its position; the answer is a function of all rows that the block table names."""
 
     identity = BackendIdentity("fake", "exact", "bf16", "row", "none", 1, "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import queue
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +33,23 @@ class ManualLanes:
         self.failures = 0
         self.writes: list[tuple[Callable[[], Any], Then]] = []
         self.reads: list[tuple[Callable[[], Any], Then]] = []
+        self.ends: list[tuple[Future[Any], Callable[[], object]]] = []
 
     def write(self, task: Callable[[], Any], then: Then) -> None:
         self.writes.append((task, then))
 
     def read(self, task: Callable[[], Any], then: Then) -> None:
         self.reads.append((task, then))
+
+    def after(self, end: Future[Any], then: Callable[[], object]) -> None:
+        self.ends.append((end, then))
+
+    def let_go(self) -> None:
+        """What waited for a future that is done has its turn."""
+        ready = [one for one in self.ends if one[0].done()]
+        self.ends = [one for one in self.ends if one not in ready]
+        for _, then in ready:
+            then()
 
     def close(self) -> None:
         pass
