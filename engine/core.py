@@ -50,7 +50,7 @@ class EngineCore:
         self._clock = clock
         self._live: dict[str, Live] = {}
         self._stopping = False
-        self._restores = Restores(store, self.metrics, clock)
+        self._restores = Restores(store, scheduler, self.metrics, clock, self._sample)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.backends.face import Logits
 from engine.facts import PAGE_SIZE
 from engine.pages import PagePool
 from engine.request import Request
@@ -39,6 +40,22 @@ class Tail:
 
 
 @dataclass
+class Ahead:
+    """A step over tokens start..end that ran before the pages in front of them had verified (see `ahead`).
+
+    coming: how many pages those are; fresh: blocks for its tokens beyond them
+    ran: whether it came to its end; logits: of its last token, if that is the prompt's
+    """
+
+    coming: int
+    start: int
+    end: int
+    fresh: list[int]
+    ran: bool = False
+    logits: Logits | None = None
+
+
+@dataclass
 class Search:
     """What a prompt could reuse: its whole pages by key, and those on the device, one reference each."""
 
@@ -50,6 +67,7 @@ class Search:
     tail: Tail | None = None  # the longest partial page on the device that follows the held ones
     tail_below: Tail | None = None  # a longer one in a tier, at the first place that neither has a whole page for
     waiter: Waiter | None = None  # for what comes from the tiers
+    ahead: Ahead | None = None
 
     def tails(self, page: int) -> list[Tail]:
         """Partial pages that could stand at a place, longest first. A session that went on had one where its

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from engine.ahead import RunsAhead
+from engine.backends.face import Logits
 from engine.live import Live, account
 from engine.metrics import Metrics
 from engine.request import Phase
 from engine.restore import Search, adopt, below, has_hole, missing, search
+from engine.scheduler import Scheduler
 from engine.store import KvStore, salt_id
 from engine.transfers import Page, Waiter
 
@@ -18,8 +21,16 @@ RESTORE_DEADLINE_S = 10.0
 class Restores:
     """Brings an admitted request to where it can run."""
 
-    def __init__(self, store: KvStore, metrics: Metrics, clock: Callable[[], float]) -> None:
-        self._store, self._metrics, self._clock = store, metrics, clock
+    def __init__(
+        self,
+        store: KvStore,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        sample: Callable[[Live, Logits], None],
+    ) -> None:
+        self._store, self._metrics, self._clock, self._sample = store, metrics, clock, sample
+        self._ahead = RunsAhead(store, scheduler)
 
     def begin(self, live: Live, others: Iterable[Live]) -> None:
         """Find what the prompt already has; ask the tiers for the rest."""
@@ -49,6 +60,7 @@ class Restores:
         """The request ends, or goes back to the queue, before it ran."""
         found = self._stop_waiting(live)
         if found is not None:
+            self._ahead.discard(found)
             self._store.pool.release(found.held.values())
             found.held.clear()
 
@@ -61,14 +73,18 @@ class Restores:
         if live.search is not found or tiers is None:
             return
         found.waiter = Waiter(lambda _: self._landed(live, found), found.held)
-        tiers.begin(pages, found.waiter)
+        if self._ahead.pays(live, found, pages):
+            found.ahead = self._ahead.run(live, found, pages)
+        else:
+            tiers.begin(pages, found.waiter)
         self._landed(live, found)
 
     def _landed(self, live: Live, found: Search) -> None:
         """Some pages have come, or turned out not to."""
         waiter = found.waiter
         assert waiter is not None
-        live.request.claimed_pages = len(found.held) + waiter.taking
+        fresh = len(found.ahead.fresh) if found.ahead is not None else 0
+        live.request.claimed_pages = len(found.held) + waiter.taking + fresh
         if not waiter.waiting:
             self._finish(live)
 
@@ -77,6 +93,7 @@ class Restores:
         found = self._stop_waiting(live)
         assert found is not None
         sources = adopt(request, found, self._store)
+        logits = self._ahead.settle(request, found)
         now = self._clock()
         self._metrics.restore_s.observe(now - live.admitted_s)
         kind = "resumed" if live.running_s else "prefill"
@@ -86,6 +103,8 @@ class Restores:
         live.sink(
             {"type": kind, "request_id": request.spec.request_id, **account(request, sources, self._store.counters)}
         )
+        if logits is not None:
+            self._sample(live, logits)
 
     def _stop_waiting(self, live: Live) -> Search | None:
         found, live.search = live.search, None

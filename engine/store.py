@@ -41,6 +41,8 @@ class Counters:
     preemptions: int = 0
     swapped_pages: int = 0
     copied_on_write: int = 0
+    ran_ahead: int = 0  # steps over pages that were still coming, and came
+    thrown_away: int = 0  # such steps whose pages did not come
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,12 @@ class KvStore:
         self._write_behind(taken)
         return taken.block
 
+    def fresh(self) -> int:
+        """A block for tokens to be written into."""
+        block = self.take()
+        self.backend.zero(block)
+        return block
+
     def index(self, block: int, page: Page) -> None:
         """See `transfers.Places`."""
         self._bind(block, page.key, page.rows, page.salt_id, clean=True)
@@ -116,9 +124,7 @@ class KvStore:
             request.blocks[page] = self.copy(request.blocks[page], rows)
             self.counters.copied_on_write += 1
         while len(request.blocks) * PAGE_SIZE < end:
-            block = self.take()
-            self.backend.zero(block)
-            request.blocks.append(block)
+            request.blocks.append(self.fresh())
 
     def filled(self, request: Request, salt: bytes) -> None:
         """Index the pages that the last step completed."""

@@ -19,10 +19,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.backends.face import Backend
+from engine.backends.moves import Arrival
 from engine.copies import Staged
+from engine.facts import PAGE_SIZE
 from engine.lanes import Lanes
 from engine.pages import PagePool
-from kvtier import Landed, Tier, TierStack, Wanted
+from kvtier import Landed, Stripes, Tier, TierStack, Wanted
+
+STRIPE_BYTES = 192 * 1024  # of a page, in a read of a stream: smaller ones cost more in calls than they win
+STREAM_DEADLINE_S = 1.0  # of a stream, beside the time that the slowest disk worth waiting for takes
+LEAST_BYTES_PER_S = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class _Flight:
     pages: list[Page]
     blocks: dict[bytes, int]
     owner: Waiter
+    streams: bool = False
     joined: list[Waiter] = field(default_factory=list)
     unwanted: set[bytes] = field(default_factory=set)
 
@@ -137,6 +144,30 @@ class Transfers:
         if mine:
             self._fly(mine, waiter)
 
+    def all_on_nvme(self, pages: Sequence[Page]) -> bool:
+        """Whether all of them would have to be read from there, and by nobody but who asks."""
+        keys = [page.key for page in pages]
+        if any(key in self._flying or self._places.pool.find(key) is not None for key in keys):
+            return False
+        return all(place is Tier.NVME for place in self.lookup(keys))
+
+    def stream(self, pages: Sequence[Page], waiter: Waiter) -> tuple[Arrival, dict[bytes, int]]:
+        """As `begin`, for a step that reads the pages while they come: what it waits for, and the block of each page.
+
+        A partial page is not indexed when it comes, for the step writes behind its rows: it is the waiter's alone, and
+        only if everything came.
+        """
+        flight = self._flight(pages, waiter, streams=True)
+        backend, rooms = self._places.backend, self._rooms(flight)
+        arrival = backend.expect(list(flight.blocks.values()))
+        layer_bytes = rooms[0][1].nbytes // backend.layers
+        each = max(1, STRIPE_BYTES // layer_bytes)
+        ends = [*range(each, backend.layers, each), backend.layers]
+        deadline_s = STREAM_DEADLINE_S + len(pages) * rooms[0][1].nbytes / LEAST_BYTES_PER_S
+        stripes = Stripes([end * layer_bytes for end in ends], lambda count: arrival.land(ends[count - 1]), deadline_s)
+        self._lanes.read(lambda: _stream(self._stack, rooms, stripes, arrival), lambda read: self._land(flight, read))
+        return arrival, flight.blocks
+
     def give_up(self, waiter: Waiter) -> None:
         """It does not wait any more, and is not called again. What it holds is its own to release."""
         waiter.waiting.clear()
@@ -147,12 +178,19 @@ class Transfers:
         if flight is not None:
             flight.unwanted.add(key)
 
-    def _fly(self, pages: list[Page], owner: Waiter) -> None:
-        flight = _Flight(pages, {page.key: self._places.take() for page in pages}, owner)
+    def _flight(self, pages: Sequence[Page], owner: Waiter, streams: bool = False) -> _Flight:
+        flight = _Flight(list(pages), {page.key: self._places.take() for page in pages}, owner, streams)
         self._flying |= {page.key: flight for page in pages}
         owner.waiting |= flight.blocks.keys()
         owner.taking += len(pages)
-        rooms = [(key, self._places.backend.landing(block)) for key, block in flight.blocks.items()]
+        return flight
+
+    def _rooms(self, flight: _Flight) -> list[Wanted]:
+        return [(key, self._places.backend.landing(block)) for key, block in flight.blocks.items()]
+
+    def _fly(self, pages: list[Page], owner: Waiter) -> None:
+        flight = self._flight(pages, owner)
+        rooms = self._rooms(flight)
         staged = {key: self._staged[key] for key, _ in rooms if key in self._staged}
         self._lanes.read(lambda: _read(self._stack, rooms, staged), lambda read: self._land(flight, read))
 
@@ -163,7 +201,7 @@ class Transfers:
         tiers: Mapping[bytes, Tier] = read.tiers if read is not None else {}
         late: Mapping[bytes, Future[Any]] = read.late if read is not None else {}
         waiters = [waiter for waiter in flight.waiters if waiter.waiting & flight.blocks.keys()]
-        wanted = [page for page in flight.pages if page.key in tiers and self._is_wanted(flight, page.key)]
+        wanted = [page for page in flight.pages if page.key in tiers and self._is_wanted(flight, page, tiers)]
         self._places.backend.scatter([flight.blocks[page.key] for page in wanted])
         for page in flight.pages:
             del self._flying[page.key]
@@ -176,20 +214,26 @@ class Transfers:
         for waiter in waiters:
             waiter.then(waiter)
 
-    def _is_wanted(self, flight: _Flight, key: bytes) -> bool:
+    def _is_wanted(self, flight: _Flight, page: Page, tiers: Mapping[bytes, Tier]) -> bool:
+        key = page.key
+        if flight.streams and page.rows < PAGE_SIZE:
+            return len(tiers) == len(flight.pages) and key in flight.owner.waiting
         holders = [waiter for waiter in flight.waiters if waiter.held is not None]
         return key not in flight.unwanted or any(key in waiter.waiting for waiter in holders)
 
     def _arrive(self, flight: _Flight, page: Page, tier: Tier) -> None:
         """A verified page: indexed, unless it has been computed meanwhile, and held by those who wait for it."""
-        block, pool = flight.blocks[page.key], self._places.pool
+        block, pool, owner = flight.blocks[page.key], self._places.pool, flight.owner
+        if page.key in owner.waiting:
+            owner.tiers[page.key] = tier
+        if flight.streams and page.rows < PAGE_SIZE and owner.held is not None:
+            owner.held[page.key] = block
+            return
         if pool.find(page.key) is None:
             self._places.index(block, page)
         for waiter in flight.waiters:
             if page.key in waiter.waiting:
                 self._hold(waiter, page.key)
-        if page.key in flight.owner.waiting:
-            flight.owner.tiers[page.key] = tier
         pool.release([block])
 
     def _hold(self, waiter: Waiter, key: bytes) -> None:
@@ -210,6 +254,19 @@ class Transfers:
     def _let_go(self, block: int) -> None:
         del self._late[block]
         self._give_back(block, None)
+
+
+def _stream(stack: TierStack, rooms: Sequence[Wanted], stripes: Stripes, arrival: Arrival) -> Landed:
+    """On a reader's thread. Pages that cannot come in stripes come whole."""
+    try:
+        read = stack.stream_into(rooms, stripes)
+        if read is None:
+            read = stack.read_into(rooms)
+            if len(read.tiers) == len(rooms):
+                stripes.landed(len(stripes.ends))
+        return read
+    finally:
+        arrival.fail()  # for whoever waits for what did not come
 
 
 def _read(stack: TierStack, rooms: Sequence[Wanted], staged: Mapping[bytes, Staged]) -> Landed:

@@ -21,6 +21,7 @@ from kvtier.objects import Objects
 from kvtier.speed import ReadSpeed
 from kvtier.stack import TierStack
 from kvtier.store import PageStore
+from kvtier.stripes import Stripes
 from kvtier.values import Filled, Landed, Loaded, Receipt, Stored, Tier, TierStats, Wanted
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "S3Place",
     "SharedConfig",
     "Stored",
+    "Stripes",
     "Tier",
     "TierBusyError",
     "TierClosedError",

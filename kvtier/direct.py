@@ -10,7 +10,8 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -44,6 +45,27 @@ class SpanReader:
                 room[:], span = span[: room.nbytes], span[room.nbytes :]
         elif self._directly(path, lambda fd: self._io.read_at(fd, list(rooms), offset)) is None:
             self._read_buffered(path, offset, list(rooms))
+
+    @contextmanager
+    def opened(self, path: Path) -> Iterator[Callable[[int, memoryview], None]]:
+        """`fill(offset, room)` for many pieces of one file, which is opened once where it can be read directly."""
+        fd = self._open_direct(path) if self.direct else None
+
+        def fill(offset: int, room: memoryview) -> None:
+            if fd is not None and _aligned(offset, [room]):
+                try:
+                    self._io.read_at(fd, [room], offset)
+                    return
+                except OSError as error:
+                    if error.errno not in _REFUSALS:
+                        raise
+            self.fill(path, offset, [room])
+
+        try:
+            yield fill
+        finally:
+            if fd is not None:
+                self._io.close(fd)
 
     def _directly(self, path: Path, read: Callable[[int], Result]) -> Result | None:
         """None where this file cannot be read that way."""

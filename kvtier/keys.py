@@ -82,9 +82,14 @@ def page_digest(key: PageKey, salt_id: bytes, payload: bytes | bytearray | memor
     matters, pages are encrypted, which authenticates them (see `codec`).
     """
     view = memoryview(payload).cast("B")
-    digest = xxhash.xxh3_128(_frames(b"tenuto.payload.v2", key, salt_id) + _LENGTH.pack(view.nbytes))
+    digest = begin_digest(key, salt_id, view.nbytes)
     digest.update(view)
     return digest.digest()
+
+
+def begin_digest(key: PageKey, salt_id: bytes, payload_bytes: int) -> xxhash.xxh3_128:
+    """A `page_digest` whose payload comes in pieces."""
+    return xxhash.xxh3_128(_frames(b"tenuto.payload.v2", key, salt_id) + _LENGTH.pack(payload_bytes))
 
 
 def _frames(*fields: bytes) -> bytes:

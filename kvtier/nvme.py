@@ -27,6 +27,7 @@ from kvtier.runs import RunReader
 from kvtier.segment import VERSION, encode_manifest, manifest_of
 from kvtier.segments import SegmentWriter, footprint
 from kvtier.speed import ReadSpeed, measure
+from kvtier.stripes import Stripes
 from kvtier.values import Filled, Stored, Wanted
 
 _SEGMENT_BYTES: Final = 32 * 2**20
@@ -113,6 +114,11 @@ class NvmeStore:
     def read_into(self, wanted: Sequence[Wanted]) -> Filled:
         """As `get`. Pages that are stored as they are go from the disk to their place without a copy in between."""
         return self._reader.read_into(wanted)
+
+    def stream_into(self, wanted: Sequence[Wanted], stripes: Stripes) -> Filled | None:
+        """As `read_into`, the first stripe of every page first. None, and nothing read, where that cannot be: a page is
+        not here, or not stored as it is."""
+        return self._reader.stream_into(wanted, stripes)
 
     def _quarantine(self, held: Held, row: int) -> None:
         """A page that did not verify, unless its segment was removed while it was read."""

@@ -13,6 +13,7 @@ from kvtier.files import SegmentFiles
 from kvtier.index import Held, SegmentIndex
 from kvtier.reads import came_back
 from kvtier.runs import Bad, Landed, RunReader
+from kvtier.stripes import Stripes, shares_of
 from kvtier.values import Filled, Wanted
 
 
@@ -59,6 +60,33 @@ class SegmentReader:
             if not read.cancelled():
                 late |= {key: read for key, _, _ in held.header.rows[rows.start : rows.stop]}
         self._count(set(rooms), found)
+        return Filled(set(found), late)
+
+    def stream_into(self, wanted: Sequence[Wanted], stripes: Stripes) -> Filled | None:
+        """As `read_into`, stripe by stripe. None, and nothing read, unless all of it is here as it is wanted."""
+        keys = {key for key, _ in wanted}
+        located = self._index.locate(keys)
+        here = sum(len(rows) for _, rows in located)
+        if here < len(keys) or not all(self._runs.is_plain(held, rows) for held, rows in located):
+            return None
+        self._index.touch(keys)
+        shares = shares_of(located, wanted, self._runs.threads)
+        found: dict[bytes, Buffer] = {}
+        late: dict[bytes, Future[Any]] = {}
+        for share, read in zip(shares, self._runs.land_striped(shares, stripes), strict=True):
+            if not came_back(read):
+                self._tally.add("timeouts", len(share))
+                if not read.cancelled():
+                    late |= {page.held.header.rows[page.row][0]: read for page in share}
+                continue
+            outcome = read.result()
+            if isinstance(outcome, OSError):
+                for held in {page.held.id: page.held for page in share}.values():
+                    self._failed(held, outcome)
+                continue
+            for page, one in zip(share, outcome, strict=True):
+                self._take(page.held, range(page.row, page.row + 1), [one], found)
+        self._count(keys, found)
         return Filled(set(found), late)
 
     def _count(self, wanted: set[bytes], found: dict[bytes, Buffer]) -> None:

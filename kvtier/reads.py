@@ -29,7 +29,13 @@ class Readers:
         """Results in the order of the items; None for what did not come back within the deadline."""
         return [one.result() if came_back(one) else None for one in self.run(read, items)]
 
-    def run(self, read: Callable[[Item], Result], items: Sequence[Item]) -> list[Future[Result]]:
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    def run(
+        self, read: Callable[[Item], Result], items: Sequence[Item], deadline_s: float | None = None
+    ) -> list[Future[Result]]:
         """As `map`, but a read that did not come back can be told apart: its future is cancelled where it never began,
         and otherwise not done before its thread is.
 
@@ -42,7 +48,7 @@ class Readers:
         futures = [self._pool.submit(read, item) for item in items]
         pending = set(futures)
         while pending:
-            done, pending = wait(pending, self._deadline_s, FIRST_COMPLETED)
+            done, pending = wait(pending, deadline_s or self._deadline_s, FIRST_COMPLETED)
             if not done:
                 self._give_up(pending)
                 break

@@ -17,6 +17,7 @@ from kvtier.fileops import Buffer, Io, RealIo
 from kvtier.keys import KEY_BYTES, SALT_ID_MAX_BYTES
 from kvtier.speed import ReadSpeed
 from kvtier.store import PageStore
+from kvtier.stripes import Stripes
 from kvtier.values import Landed, Loaded, Receipt, Stored, Tier, TierStats, Wanted
 
 
@@ -99,6 +100,15 @@ class TierStack:
                 tiers |= dict.fromkeys(filled.keys, tier)
                 late |= filled.late
         return Landed(tiers, late)
+
+    def stream_into(self, wanted: Sequence[Wanted], stripes: Stripes) -> Landed | None:
+        """As `read_into`, from NVMe alone, the first stripe of every page first. None, and nothing read, unless all of
+        these pages lie there and can be read so. What fails is not looked for below."""
+        self._check_open()
+        self._check_rooms(wanted)
+        nvme = self._parts.nvme
+        filled = nvme.stream_into(wanted, stripes) if nvme is not None and wanted else None
+        return None if filled is None else Landed(dict.fromkeys(filled.keys, Tier.NVME), filled.late)
 
     # --- moving --------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.backends.moves import MovesPages
+from engine.backends.moves import Arrival, MovesPages
 from engine.facts import PAGE_SIZE, BackendIdentity
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -52,8 +52,11 @@ class Backend(MovesPages, Protocol):
     @property
     def identity(self) -> BackendIdentity: ...
 
-    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+    def forward(self, tiles: Sequence[Tile], arrival: Arrival | None = None) -> list[Logits | None]:
         """Run one step. Writes the K and V of every live row into its page, then attends.
+
+        `arrival`: pages among the tiles' blocks are still coming; raises ArrivalFailed where they do not come, and the
+        pages that the step writes are undefined then.
 
         Tiles of one sequence come in position order. Returns, per tile, fp32 logits [vocab] or None; they hold until
         the next step, which may write its own over them.

@@ -20,7 +20,7 @@ from torch.nn import functional
 from engine.backends.checks import check_tiles
 from engine.backends.face import Logits, Tile
 from engine.backends.memory import pool_memory
-from engine.backends.moves import HostPages
+from engine.backends.moves import Arrival, HostPages, WholeArrival
 from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.weights import Weights
@@ -64,6 +64,13 @@ class TorchExact(HostPages):
     def page(self, block: int) -> memoryview:
         return self._bytes[block * self._page_bytes : (block + 1) * self._page_bytes]
 
+    @property
+    def layers(self) -> int:
+        return self._facts.layers
+
+    def expect(self, blocks: Sequence[int]) -> Arrival:
+        return WholeArrival(self._facts.layers)
+
     def zero(self, block: int) -> None:
         self._pool[block].zero_()
 
@@ -78,7 +85,9 @@ class TorchExact(HostPages):
         page[..., rows:, :] = 0
         return bytes(_raw(page))
 
-    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+    def forward(self, tiles: Sequence[Tile], arrival: Arrival | None = None) -> list[Logits | None]:
+        if isinstance(arrival, WholeArrival):
+            arrival.wait()
         check_tiles(tiles, self._facts, len(self._pool))
         with torch.inference_mode():
             hidden = [self._embed_tile(tile) for tile in tiles]  # each [16, H] fp32

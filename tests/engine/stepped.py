@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -51,6 +52,11 @@ class ManualLanes:
         for _, then in ready:
             then()
 
+    @property
+    def idle(self) -> bool:
+        """Nothing starts before the test says so."""
+        return False
+
     def close(self) -> None:
         pass
 
@@ -62,6 +68,25 @@ class ManualLanes:
         """`lost`: the transfer fails, and says so as a failing lane does."""
         task, then = self.reads.pop(which % len(self.reads))
         then(None if lost else task())
+
+
+class StreamLanes(ManualLanes):
+    """Reads run at once, on a thread of their own; what they bring is told when the test says so."""
+
+    @property
+    def idle(self) -> bool:
+        return not self.reads
+
+    def read(self, task: Callable[[], Any], then: Then) -> None:
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(task()))
+        thread.start()
+
+        def join() -> Any:
+            thread.join()
+            return results[0]
+
+        self.reads.append((join, then))
 
 
 @dataclass
@@ -101,8 +126,9 @@ class Stepped:
         vocab: int,
         context: int,
         budget: Budget,
+        lanes: ManualLanes | None = None,
     ) -> None:
-        self.lanes = ManualLanes()
+        self.lanes = lanes or ManualLanes()
         self.stack = stack
         self.now_s = 1.0  # 0 means that something has not happened
         self.store = KvStore(backend, PagePool(blocks), stack, self.lanes, b"f" * 32, page_bytes)  # type: ignore[arg-type]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.backends.face import cut
+from engine.errors import ArrivalFailed
 from engine.facts import PAGE_SIZE
 from tests.engine.conftest import Loaded
 
@@ -56,6 +58,33 @@ def test_pages_that_were_scattered_are_those_that_were_gathered_and_the_next_ste
         move.wait()
         assert move.done()
     assert bits(backend, BACK) == bits(backend, THERE)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_step_reads_layers_once_they_have_come_and_ends_if_they_do_not(backend: Any, comes: bool) -> None:
+    expected = backend.forward(cut([0, 1, 2], 40, TOKENS[40:]))[-1].copy()
+    copied = backend.gather([(0, PAGE_SIZE), (1, PAGE_SIZE)])
+    copied.ready.wait()
+    arrival = backend.expect([3, 4])
+    half = len(copied.pages[0]) // 2
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(backend.forward, cut([3, 4, 2], 40, TOKENS[40:]), arrival)
+        for layers, part in ((1, slice(0, half)), (2, slice(half, None))):
+            assert not step.done()
+            if not comes and layers == 2:
+                arrival.fail()
+                break
+            for block, page in zip((3, 4), copied.pages, strict=True):
+                backend.landing(block)[part] = page[part]
+            arrival.land(layers)
+        if comes:
+            assert np.array_equal(step.result()[-1], expected)
+            arrival.fail()  # too late to matter
+            assert np.array_equal(backend.forward(cut([3, 4, 2], 40, TOKENS[40:]), arrival)[-1], expected)
+        else:
+            with pytest.raises(ArrivalFailed):
+                step.result()
+    assert np.array_equal(backend.forward(cut([0, 1, 2], 40, TOKENS[40:]))[-1], expected)
 
 
 def test_a_landing_is_a_page_of_memory_that_can_be_written(backend: Any, tiny: Loaded) -> None:
