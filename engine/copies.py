@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,21 +52,29 @@ class Copies:
         lanes: Lanes,
         page_bytes: int,
         gather: Callable[[Sequence[tuple[int, bytes]]], Copied],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._stack = stack
         self._lanes = lanes
         self._page_bytes = page_bytes
+        self._clock = clock
         self._gather = gather  # (block, key) of pages -> their bytes
         self._jobs: deque[CopyJob] = deque()
         self.staged: dict[bytes, Staged] = {}  # pages that are being written: no tier has them yet
         self._staged_bytes = 0
         self.stored_pages = 0
+        self.written_s = 0.0  # how long tiers took to take what was sent
 
     @property
     def full(self) -> bool:
         """Whether so much waits to be written that nothing more may be snapshotted."""
         return self._staged_bytes > STAGED_LIMIT_BYTES
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody waits for copies."""
+        return bool(self._jobs) or self._staged_bytes > 0
 
     @property
     def ready(self) -> bool:
@@ -119,13 +128,15 @@ class Copies:
         self.staged |= mine
         stack = self._stack
 
-        def write() -> tuple[Receipt, list[Tier | None]]:
+        def write() -> tuple[Receipt, list[Tier | None], float]:
             copied.ready.wait()
+            began_s = self._clock()
             receipt = stack.put(pages, epoch=epoch, salt_id=salt_id, tier=tier)
-            return receipt, stack.lookup(keys)
+            return receipt, stack.lookup(keys), self._clock() - began_s
 
-        def done(result: tuple[Receipt, list[Tier | None]] | None) -> None:
+        def done(result: tuple[Receipt, list[Tier | None], float] | None) -> None:
             self._staged_bytes -= size
+            self.written_s += result[2] if result else 0
             for key, staged in mine.items():
                 if self.staged.get(key) is staged:
                     del self.staged[key]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from engine.backends.face import Backend, Logits, Tile
+from engine.behind import WriteBehind
 from engine.constraint import Constraint
 from engine.errors import EngineFault, RequestError
 from engine.integrity import check
@@ -50,6 +51,7 @@ class EngineCore:
         self._clock = clock
         self._live: dict[str, Live] = {}
         self._stopping = False
+        self._behind = WriteBehind(store, clock)
         self._restores = Restores(store, scheduler, self.metrics, clock, self._sample)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
@@ -192,13 +194,17 @@ class EngineCore:
             tiles += tiles_of(work)
         started_s = self._clock()
         logits = iter([row for row in self._backend.forward(tiles) if row is not None])
-        self._measure(plan, self._clock() - started_s)
+        step_s = self._clock() - started_s
+        self._measure(plan, step_s)
         for work in plan.work:
             request = work.request
             request.computed = work.start + work.count
             self.store.filled(request, request.spec.salt)
             if work.samples:
                 self._sample(self._live[request.spec.request_id], next(logits))
+        if not plan.prefill:
+            running = [live.request for live in self._live.values() if live.request.phase is Phase.RUNNING]
+            self._behind.after_decoding(step_s, running)
 
     def _measure(self, plan: Plan, step_s: float) -> None:
         self.steps += 1

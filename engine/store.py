@@ -41,6 +41,7 @@ class Counters:
     preemptions: int = 0
     swapped_pages: int = 0
     copied_on_write: int = 0
+    written_behind: int = 0  # pages of running requests that the host tier has got while they decoded
     ran_ahead: int = 0  # steps over pages that were still coming, and came
     thrown_away: int = 0  # such steps whose pages did not come
 
@@ -152,7 +153,7 @@ class KvStore:
         """Take a request's pages away: they go to the host tier in the background, and stay cached on the device until
         somebody needs their place. Returns how many."""
         record = self._hand_over(request)
-        request.keys, request.computed, request.claimed_pages = [], 0, 0
+        request.keys, request.computed, request.claimed_pages, request.clean_pages = [], 0, 0, 0
         if record is None:
             return 0
         if self.copies is not None:

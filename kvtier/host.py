@@ -74,6 +74,11 @@ class HostArena:
         with self._lock:
             return set(self._index)
 
+    def room(self) -> int:
+        """How many pages fit without another's going."""
+        with self._lock:
+            return len(self._free) + len(self._retired)
+
     def find(self, key: bytes) -> Slot | None:
         """The slot of a key, which becomes the most recently used."""
         with self._lock:

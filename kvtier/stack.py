@@ -209,6 +209,11 @@ class TierStack:
         self._check_open()
         return Collected() if self._parts.shared is None else self._parts.shared.collect()
 
+    def host_room(self) -> int:
+        """How many pages the host tier takes without evicting any; 0 without such a tier. Waits for no I/O."""
+        self._check_open()
+        return 0 if self._parts.host is None else self._parts.host.room()
+
     # --- accounts ------------------------------------------------------------------------------------
 
     def stats(self) -> TierStats:
