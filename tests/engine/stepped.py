@@ -88,6 +88,11 @@ class StreamLanes(ManualLanes):
 
         self.reads.append((join, then))
 
+    def land_read(self, which: int, lost: bool = False) -> None:
+        task, then = self.reads.pop(which % len(self.reads))
+        result = task()
+        then(None if lost else result)
+
 
 @dataclass
 class Told:
@@ -127,7 +132,9 @@ class Stepped:
         context: int,
         budget: Budget,
         lanes: ManualLanes | None = None,
+        tick_s: float = 0.0,
     ) -> None:
+        """`tick_s` passes whenever the engine looks at the clock."""
         self.lanes = lanes or ManualLanes()
         self.stack = stack
         self.now_s = 1.0  # 0 means that something has not happened
@@ -135,9 +142,14 @@ class Stepped:
         inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         limits = Limits(context=context, vocab=vocab, pool_tokens=blocks * 16)
         scheduler = Scheduler(self.store.pool, budget)
-        self.core = EngineCore(backend, self.store, scheduler, limits, (), inbox, clock=lambda: self.now_s)
+        self.core = EngineCore(backend, self.store, scheduler, limits, (), inbox, clock=self._tick)
+        self._tick_s = tick_s
         self.intents = Intents(self.core, -1.0)
         self.told: list[Told] = []
+
+    def _tick(self) -> float:
+        self.now_s += self._tick_s
+        return self.now_s
 
     def submit(
         self, session: str, prompt: Sequence[int], count: int, seed: int, *, known: int = 0, salt: bytes = b""

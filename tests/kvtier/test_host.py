@@ -100,6 +100,17 @@ def test_pages_of_another_model_or_layout_are_missing(tmp_path: Path, change: di
         stack.check_integrity()
 
 
+def test_the_room_that_is_left_is_told_without_evicting_anything(tmp_path: Path) -> None:
+    with open_stack(tmp_path, host=3) as stack:
+        assert stack.host_room() == 3
+        put(stack, 1, 2)
+        assert stack.host_room() == 1
+        stack.delete(keys_of(1))
+        assert stack.host_room() == 2
+    with open_stack(tmp_path, host=0) as stack:
+        assert stack.host_room() == 0
+
+
 def test_pages_of_an_older_format_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         for module in ("slots", "arena"):
