@@ -43,7 +43,10 @@ class RunsAhead:
         if not LEAST_PAGES <= len(pages) <= MOST_BYTES // store.page_bytes or not tiers.all_on_nvme(pages):
             return False
         start = _start(found, pages)
-        return start is not None and len(live.request.tokens) - start >= LEAST_TOKENS
+        if start is None or len(live.request.tokens) - start < LEAST_TOKENS:
+            return False
+        fresh = _pages(_end(live.request, start)) - _pages(start)
+        return store.pool.available >= len(pages) + fresh
 
     def run(self, live: Live, found: Search, pages: Sequence[Page]) -> Ahead:
         """Begin to read, compute, and return when the step has ended; the pages are told of later."""
@@ -56,7 +59,7 @@ class RunsAhead:
         if found.tail_below is not None:
             blocks.append(coming[found.tail_below.key])
         end = _end(request, start)
-        ahead = Ahead(len(pages), start, end, [store.fresh() for _ in range(-(-end // PAGE_SIZE) - len(blocks))])
+        ahead = Ahead(len(pages), start, end, [store.fresh() for _ in range(_pages(end) - len(blocks))])
         tiles = cut([*blocks, *ahead.fresh], start, request.tokens[start:end], end == len(request.tokens))
         try:
             logits = [row for row in store.backend.forward(tiles, arrival) if row is not None]
@@ -99,6 +102,10 @@ def _start(found: Search, pages: Sequence[Page]) -> int | None:
     if found.tail_below is not None:
         return whole * PAGE_SIZE + found.tail_below.rows
     return None if found.tail is not None and found.tail.page == whole else whole * PAGE_SIZE
+
+
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE_SIZE)
 
 
 def _end(request: Request, start: int) -> int:

@@ -128,7 +128,8 @@ class Transfers:
     # -- moving ---------------------------------------------------------------------------------------------------
 
     def begin(self, pages: Sequence[Page], waiter: Waiter) -> None:
-        """Bring these pages; there must be room for them. Nothing is on its way if `waiter.waiting` is empty then."""
+        """Bring these pages, the first ones as far as there is room. Nothing is on its way if `waiter.waiting` is empty
+        then."""
         mine: list[Page] = []
         for page in pages:
             flight = self._flying.get(page.key)
@@ -141,6 +142,7 @@ class Transfers:
                 self._hold(waiter, page.key)
             else:
                 mine.append(page)
+        mine = mine[: self._places.pool.available]
         if mine:
             self._fly(mine, waiter)
 

@@ -194,6 +194,16 @@ def test_whoever_only_wants_pages_on_the_device_holds_none(rig: Rig) -> None:
     assert waiter.tiers.keys() == {*KEYS[:2]}
 
 
+def test_pages_that_have_no_room_stay_where_they_are(rig: Rig) -> None:
+    rig.pool.allocate(BLOCKS - 2)
+    waiter = rig.want(0, 1, 2)
+    assert waiter.waiting == {*KEYS[:2]}
+    rig.lanes.land_read(0)
+    assert waiter.held is not None
+    assert waiter.held.keys() == {*KEYS[:2]}
+    assert not rig.want(3).waiting
+
+
 def test_a_page_that_is_still_being_written_is_taken_from_its_copy(rig: Rig) -> None:
     rig.staged[KEYS[1]] = Staged(b"staged".ljust(PAGE_BYTES, b"\0"), DONE)
     waiter = rig.want(0, 1)
