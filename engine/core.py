@@ -12,20 +12,18 @@ import time
 from collections.abc import Callable
 
 from engine.backends.face import Backend, Logits, Tile
+from engine.behind import WriteBehind
 from engine.constraint import Constraint
 from engine.errors import EngineFault, RequestError
-from engine.facts import PAGE_SIZE
 from engine.integrity import check
-from engine.live import Live, Sink, account, done_frame, error_frame, tiles_of
+from engine.live import Live, Sink, done_frame, error_frame, tiles_of
 from engine.metrics import Metrics
-from engine.observer import Computed, Observer, Return
+from engine.observer import Computed, Observer
 from engine.request import GenerateSpec, Limits, Phase, admit_spec
-from engine.restore import Fetched, Search, adopt, fetch, missing, search
+from engine.restores import Restores
 from engine.sampler import sample
 from engine.scheduler import Plan, Scheduler
 from engine.store import KvStore, salt_id
-
-RESTORE_DEADLINE_S = 10.0
 
 
 class EngineCore:
@@ -48,14 +46,20 @@ class EngineCore:
         self.steps = 0
         self.fault: BaseException | None = None
         self.timers: list[Callable[[float], float | None]] = []  # each gives the seconds until it is next due
-        self.observer = Observer()
+        self._observer = Observer()
         self._backend = backend
         self._eos = frozenset(eos)
         self._inbox = inbox
         self._clock = clock
         self._live: dict[str, Live] = {}
         self._stopping = False
+        self._behind = WriteBehind(store, clock)
+        self._restores = Restores(store, scheduler, self.metrics, clock, self._sample)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+
+    def observe(self, observer: Observer) -> None:
+        """From now on, tell this one."""
+        self._observer = self._restores.observer = observer
 
     def start(self) -> None:
         self._thread.start()
@@ -89,7 +93,7 @@ class EngineCore:
         now = self._clock()
         self._live[spec.request_id] = Live(request, sink, constraint, submitted_s=now, queued_s=now)
         self.scheduler.add(request)
-        self.observer.submitted(spec.session)
+        self._observer.submitted(spec.session)
 
     def cancel(self, request_id: str, sink: Sink | None = None) -> bool:
         """End a generation now; what was computed stays the session's. False if there is none, or, with `sink`, if it
@@ -128,15 +132,12 @@ class EngineCore:
 
     def turn(self) -> None:
         """One round: give up restores that are overdue, copy a slice out, plan, step."""
-        now = self._clock()
-        for live in [x for x in self._live.values() if x.search is not None and x.restore_until_s < now]:
-            self.store.counters.restore_timeouts += 1
-            self._restored(live, live.search, None)
+        self._restores.give_up_overdue(self._live.values())
         if self.store.copies is not None:
             self.store.copies.pump()
         plan = self._plan()
         for request in plan.admit:
-            self._begin(self._live[request.spec.request_id])
+            self._restores.begin(self._live[request.spec.request_id], self._live.values())
         if plan.work:
             self._step(plan)
 
@@ -169,50 +170,18 @@ class EngineCore:
         copying = self.store.copies is not None and self.store.copies.ready
         if copying or any(live.request.phase is Phase.RUNNING for live in self._live.values()):
             return 0
-        if self.scheduler.waiting and not self.scheduler.admitted:
-            return 0
+        arriving = self.store.transfers is not None and self.store.transfers.busy
+        if self.scheduler.waiting and not self.scheduler.admitted and not arriving:
+            return 0  # otherwise there may be no room before a transfer ends, which is a command
         dues += [live.restore_until_s - now for live in self._live.values() if live.search is not None]
         return max(0.001, min(dues)) if dues else None
 
     # -- one request ----------------------------------------------------------------------------------------------
 
-    def _begin(self, live: Live) -> None:
-        """Find what the prompt already has; ask the tiers for the rest."""
-        request, store = live.request, self.store
-        live.admitted_s = self._clock()
-        self.metrics.queue_s.observe(live.admitted_s - live.queued_s)
-        found = search(request, store.pool, [x.request for x in self._live.values()])
-        request.claimed_pages = len(found.held)
-        live.search = found
-        self.observer.admitted(request.spec.session, -(-len(request.tokens) // PAGE_SIZE) - len(found.held))
-        tiers = store.transfers
-        if tiers is None or not missing(found):
-            self._restored(live, found, None)
-            return
-        live.restore_until_s = live.admitted_s + RESTORE_DEADLINE_S
-        store.lanes.read(lambda: fetch(tiers, found), lambda fetched: self._restored(live, found, fetched))
-
-    def _restored(self, live: Live, found: Search | None, fetched: Fetched | None) -> None:
-        """The tiers have answered, or their time is up: a late answer finds another search, or none, and is ignored."""
-        if live.search is None or live.search is not found or live.request.phase is Phase.ENDED:
-            return
-        request = live.request
-        live.search = None
-        sources = adopt(request, found, fetched or Fetched({}), self.store)
-        kind = "resumed" if live.running_s else "prefill"
-        now = self._clock()
-        self.metrics.restore_s.observe(now - live.admitted_s)
-        if not live.first_token_s:
-            live.running_s = now  # a preempted one that has its first token keeps the time that led to it
-        request.phase = Phase.RUNNING
-        live.account = account(request, sources, self.store.counters)
-        self.observer.returned(request.spec.session, Return(sources, live.account["recomputed"], now - live.admitted_s))
-        live.sink({"type": kind, "request_id": request.spec.request_id, **live.account})
-
     def _preempt(self, live: Live) -> None:
         """Send a request back to the queue, its pages to the host tier, and say so."""
         request, counters = live.request, self.store.counters
-        self._drop_search(live)
+        self._restores.drop(live)
         was_running = request.phase is Phase.RUNNING
         tokens = request.computed
         pages = self.store.swap_out(request)
@@ -226,12 +195,6 @@ class EngineCore:
             name = request.spec.request_id
             live.sink({"type": "preempted", "request_id": name, "pages": pages, "tokens": tokens})
 
-    def _drop_search(self, live: Live) -> None:
-        if live.search is not None:
-            self.store.pool.release(live.search.held.values())
-            live.search.held.clear()
-            live.search = None
-
     def _step(self, plan: Plan) -> None:
         tiles: list[Tile] = []
         for work in plan.work:
@@ -239,13 +202,17 @@ class EngineCore:
             tiles += tiles_of(work)
         started_s = self._clock()
         logits = iter([row for row in self._backend.forward(tiles) if row is not None])
-        self._measure(plan, self._clock() - started_s)
+        step_s = self._clock() - started_s
+        self._measure(plan, step_s)
         for work in plan.work:
             request = work.request
             request.computed = work.start + work.count
             self.store.filled(request, request.spec.salt)
             if work.samples:
                 self._sample(self._live[request.spec.request_id], next(logits))
+        if not plan.prefill:
+            running = [live.request for live in self._live.values() if live.request.phase is Phase.RUNNING]
+            self._behind.after_decoding(step_s, running)
 
     def _measure(self, plan: Plan, step_s: float) -> None:
         self.steps += 1
@@ -296,13 +263,13 @@ class EngineCore:
         recomputed = told["recomputed"]
         start = stop - recomputed - told["computed"]
         alone = self.scheduler.admitted == 1
-        self.observer.computed(request.spec.session, Computed(start, stop, recomputed, now - live.running_s, alone))
+        self._observer.computed(request.spec.session, Computed(start, stop, recomputed, now - live.running_s, alone))
 
     def _end(self, live: Live, reason: str) -> None:
         self._take_out(live)
         self.store.retire(live.request)
         now = self._clock()
-        self.observer.rested(live.request.spec.session, now - (live.running_s or now))
+        self._observer.rested(live.request.spec.session, now - (live.running_s or now))
         live.sink(done_frame(live, reason, self._clock()))
 
     def _fail(self, live: Live, message: str) -> None:
@@ -314,7 +281,7 @@ class EngineCore:
     def _take_out(self, live: Live) -> None:
         self._live.pop(live.request.spec.request_id, None)
         self.scheduler.remove(live.request)
-        self._drop_search(live)
+        self._restores.drop(live)
 
     def _stop(self) -> None:
         self._stopping = True

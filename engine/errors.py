@@ -11,6 +11,7 @@ EngineError
  ├── RequestError               the caller asked for something impossible; carries a stable `code`
  │    └── ToolSchemaError       a tool whose schema cannot become a grammar (code bad_grammar)
  └── EngineFault                ours
+      ├── ArrivalFailed         pages that a step was to read did not come; the step is thrown away
       ├── PageError             page bookkeeping was asked for the impossible, or does not add up
       ├── WeightsCacheError     the cache of dequantised weights could not be written
       └── EngineGone            the engine process cannot be reached, or went away in the middle
@@ -81,6 +82,10 @@ class ToolSchemaError(RequestError):
 
 class EngineFault(EngineError):
     """Our fault, or the machine's."""
+
+
+class ArrivalFailed(EngineFault):
+    """Pages that a step was to read while they came from a tier did not come."""
 
 
 class PageError(EngineFault):

@@ -19,6 +19,10 @@ def check(store: KvStore, scheduler: Scheduler, lives: Sequence[Live]) -> None:
     held = [block for live in lives for block in live.request.blocks]
     held += [block for live in lives if live.search is not None for block in live.search.held.values()]
     held += [block for record in store.sessions.all() for block in record.pinned_blocks]
+    held += [
+        block for live in lives if live.search is not None and live.search.ahead for block in live.search.ahead.fresh
+    ]
+    held += store.transfers.blocks() if store.transfers is not None else []
     if store.pinned_pages != len({block for record in store.sessions.all() for block in record.pinned_blocks}):
         raise PageError("the count of pinned pages is not that of the sessions' pins")
     counted = Counter(held)

@@ -25,10 +25,11 @@ from engine.keeper import Keeper
 from engine.kvcall import KvCall
 from engine.moves import Moved, Moves
 from engine.reports import Reply
-from engine.restore import Fetched, Search, Tail, chain, fetch
+from engine.restore import Search, Tail, chain, leading
 from engine.sessions import SessionKv
 from engine.speeds import Speeds
 from engine.store import salt_id
+from engine.transfers import Waiter
 from kvtier import Receipt, Tier
 
 
@@ -148,28 +149,28 @@ class Intents:
     def _prefetch(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
         store = self._store
         asked = call.keys_of(record.keys)
-        wanted = Search(keys=[key for key in asked if store.pool.find(key) is None])
+        wanted = [key for key in asked if store.pool.find(key) is None]
         tiers = store.transfers
-        if not wanted.keys or tiers is None:
-            absent = len(wanted.keys)
-            here = len(asked) - absent
+        if not wanted or tiers is None:
+            here = len(asked) - len(wanted)
             answer(
-                "accepted" if not absent else "missing",
+                "accepted" if not wanted else "missing",
                 here,
-                detail="" if not absent else "there are no tiers to fetch from",
+                detail="" if not wanted else "there are no tiers to fetch from",
             )
             return
         respond = _once(answer)
 
-        def landed(fetched: Fetched | None) -> None:
+        def landed(waiter: Waiter) -> None:
+            if waiter.waiting:
+                return
             if store.sessions.get(record.name) is not record:
                 respond("missing", detail="the session was dropped meanwhile")
                 return
-            brought = self._place(record, fetched or Fetched({}))
             short = sum(store.pool.find(key) is None for key in asked)
             if record.pinned:
                 store.pin(record, len(record.pinned_blocks) + self._core.scheduler.spare_pages)
-            here, size = len(asked) - short, brought * store.page_bytes
+            here, size = len(asked) - short, len(waiter.tiers) * store.page_bytes
             if short:
                 respond(
                     "clipped" if here else "missing",
@@ -180,23 +181,13 @@ class Intents:
             else:
                 respond("accepted", here, size)
 
-        store.lanes.read(lambda: fetch(tiers, wanted), landed)
-        if not call.wait:
-            respond("deferred", len(wanted.keys), len(wanted.keys) * store.page_bytes)
-
-    def _place(self, record: SessionKv, fetched: Fetched) -> int:
-        """Put fetched pages on the device, cached, in chain order, as far as there is room. Returns how many."""
-        store, brought = self._store, 0
-        for index, key in enumerate(record.keys):
-            page = fetched.pages.get(key)
-            if page is None or store.pool.find(key) is not None:
-                continue
-            if self._core.scheduler.spare_pages == 0:
-                break
-            rows = min(PAGE_SIZE, len(record.tokens) - index * PAGE_SIZE)
-            store.pool.release([store.load_as(key, page, rows, record.salt_id)])
-            brought += 1
-        return brought
+        waiter = Waiter(landed)
+        near = leading(wanted, tiers.lookup(wanted))[: self._core.scheduler.spare_pages]
+        tiers.begin([store.page_of(record, key) for key in near], waiter)
+        if not waiter.waiting:
+            landed(waiter)
+        elif not call.wait:
+            respond("deferred", len(wanted), len(wanted) * store.page_bytes)
 
     def _drop(self, call: KvCall, answer: Callable[..., None]) -> None:
         store = self._store

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from engine.core import EngineCore
@@ -62,7 +62,7 @@ class Keeper(Observer):
         self._sight = Sight(core, speeds, clock)
         self._absent: dict[str, list[Decision]] = {}  # evictions whose price is known when the session is back
         self._token_bytes = self._sight.token_bytes
-        core.observer = self
+        core.observe(self)
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
@@ -133,6 +133,9 @@ class Keeper(Observer):
             for record in self._store.sessions.all()
             if record.name not in running and not record.pinned_blocks and self._sight.resident(record)
         ]
+
+    def pays(self, tokens: Mapping[Tier, int], start: int) -> bool:
+        return self.speeds.pays(tokens, start, self._token_bytes)
 
     def returned(self, session: str, what: Return) -> None:
         sources = what.sources.by_tier()
@@ -256,15 +259,11 @@ class Keeper(Observer):
         record, tier = task.record, TIER_OF[task.move.place]
 
         def done(moved: Moved) -> None:
-            self._busy = False
             if task.move.kind == "store":
                 self._was_stored(task, tier, moved)
             elif record.copy is tier:
                 record.copy, record.copy_to = None, 0
-            if task.then is not None:
-                task.then(moved)
-            self._look_at_usage()
-            self._go_on()
+            self._look_at_usage(lambda: self._done(task, moved))  # the next decision is to see what this one left
 
         if self._store.sessions.get(record.name) is not record:
             self.decisions.settle(task.entry, None, "moot", "the session was dropped meanwhile")
@@ -274,6 +273,12 @@ class Keeper(Observer):
         else:
             self._want(record, False)
             self._moves.free_tier(record, tier, done)
+
+    def _done(self, task: _Task, moved: Moved) -> None:
+        self._busy = False
+        if task.then is not None:
+            task.then(moved)
+        self._go_on()
 
     def _was_stored(self, task: _Task, tier: Tier, moved: Moved) -> None:
         record = task.record
@@ -355,14 +360,18 @@ class Keeper(Observer):
 
     # -- the tiers ------------------------------------------------------------------------------------------------
 
-    def _look_at_usage(self) -> None:
+    def _look_at_usage(self, then: Callable[[], None] = lambda: None) -> None:
         """Asked in the lane that changes the tiers, since their counters wait for writers."""
         stack = self._store.stack
-        if stack is not None:
-            self._store.lanes.write(stack.stats, self._used)
 
-    def _used(self, stats: TierStats | None) -> None:
-        self._sight.usage = stats or self._sight.usage
+        def looked(stats: TierStats | None) -> None:
+            self._sight.usage = stats or self._sight.usage
+            then()
+
+        if stack is None:
+            then()
+        else:
+            self._store.lanes.write(stack.stats, looked)
 
     def _read_s(self, tier: Tier, tokens: int) -> float:
         return self.speeds.links[tier].read_s(tokens * self._token_bytes) if tokens else 0.0

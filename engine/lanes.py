@@ -6,8 +6,8 @@ Results come back by `post`, on the compute thread. A task that raises gives Non
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Post = Callable[[Callable[[], object]], None]
@@ -19,13 +19,29 @@ class Lanes:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-write")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="kv-read")
         self.failures = 0
+        self._reading = 0  # reads that were begun and whose `then` has not run
 
     def write(self, task: Callable[[], T], then: Callable[[T | None], None]) -> None:
         """Run after everything written before it. `then` runs on the compute thread."""
         self._run(self._writer, task, then)
 
     def read(self, task: Callable[[], T], then: Callable[[T | None], None]) -> None:
-        self._run(self._readers, task, then)
+        self._reading += 1
+
+        def ended(result: T | None) -> None:
+            self._reading -= 1
+            then(result)
+
+        self._run(self._readers, task, ended)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a read that is begun now starts at once."""
+        return self._reading == 0
+
+    def after(self, end: Future[Any], then: Callable[[], object]) -> None:
+        """`then` runs on the compute thread once `end` is done, however it ended."""
+        end.add_done_callback(lambda _: self._post(then))
 
     def close(self) -> None:
         """Waits for what is under way."""

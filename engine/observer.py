@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.restore import Sources
+from kvtier import Tier
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Observer:
 
     def admitted(self, session: str, pages: int) -> None:
         """A request is about to take so many pages of the pool."""
+
+    def pays(self, tokens: Mapping[Tier, int], start: int) -> bool:
+        """Whether to read these tokens from their tiers, behind `start` others, rather than compute them."""
+        return True
 
     def returned(self, session: str, what: Return) -> None:
         """Its pages are there, as far as they were found."""

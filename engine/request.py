@@ -80,6 +80,7 @@ class Request:
     root: bytes = b""
     keys: list[bytes] = field(default_factory=list)  # of whole computed pages
     computed: int = 0
+    clean_pages: int = 0  # leading pages that a tier had when they were last looked at
     _chain: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -11,25 +11,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.backends.face import Logits
 from engine.facts import PAGE_SIZE
 from engine.pages import PagePool
 from engine.request import Request
-from engine.transfers import Transfers
-from kvtier import Loaded, Tier, next_key, page_keys
+from engine.transfers import Page, Transfers, Waiter
+from kvtier import Tier, next_key, page_keys
 
 
 class PageHome(Protocol):
-    """Where pages live: each call gives a block with one reference."""
+    """Where pages live."""
 
     @property
     def pool(self) -> PagePool: ...
 
-    def load(self, key: bytes, page: Loaded, rows: int, salt: bytes) -> int:
-        """A page from a tier, indexed under its key."""
-        ...
-
     def copy(self, block: int, rows: int) -> int:
-        """A page of one's own with the first `rows` rows of a held one, whose reference is given back."""
+        """A block of one's own with the first `rows` rows of a held one, whose reference is given back."""
         ...
 
 
@@ -43,8 +40,24 @@ class Tail:
 
 
 @dataclass
+class Ahead:
+    """A step over tokens start..end that ran before the pages in front of them had verified (see `ahead`).
+
+    coming: how many pages those are; fresh: blocks for its tokens beyond them
+    ran: whether it came to its end; logits: of its last token, if that is the prompt's
+    """
+
+    coming: int
+    start: int
+    end: int
+    fresh: list[int]
+    ran: bool = False
+    logits: Logits | None = None
+
+
+@dataclass
 class Search:
-    """What a prompt could reuse: its whole pages by key, and what is on the device (one reference each)."""
+    """What a prompt could reuse: its whole pages by key, and those on the device, one reference each."""
 
     keys: list[bytes] = field(default_factory=list)
     root: bytes = b""
@@ -52,6 +65,9 @@ class Search:
     held: dict[bytes, int] = field(default_factory=dict)  # key -> block
     returning: bool = False  # its pages may have been written elsewhere since the shared store was listed
     tail: Tail | None = None  # the longest partial page on the device that follows the held ones
+    tail_below: Tail | None = None  # a longer one in a tier, at the first place that neither has a whole page for
+    waiter: Waiter | None = None  # for what comes from the tiers
+    ahead: Ahead | None = None
 
     def tails(self, page: int) -> list[Tail]:
         """Partial pages that could stand at a place, longest first. A session that went on had one where its
@@ -60,14 +76,6 @@ class Search:
         longest = min(len(rows), PAGE_SIZE - 1)
         parent = self.keys[page - 1] if page else self.root
         return [Tail(page, count, next_key(parent, rows[:count])) for count in range(longest, 0, -1)]
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Verified pages from tiers: whole ones by key, and the longest partial one at the first hole."""
-
-    pages: dict[bytes, Loaded]
-    tail: tuple[Tail, Loaded] | None = None
 
 
 @dataclass
@@ -149,17 +157,26 @@ def missing(found: Search) -> bool:
     return any(tail.key not in found.held for tail in found.tails(len(found.keys))[:1])
 
 
-def fetch(tiers: Transfers, found: Search) -> Fetched:
-    """Read what the device lacks, up to the first hole, and the partial page that stands there. Blocking."""
+def below(tiers: Transfers, found: Search, salt_id: bytes) -> list[Page]:
+    """What the device lacks and the tiers have: whole pages up to the first hole, and the longest partial page there,
+    if it is longer than what the device has in that place."""
     absent = [key for key in found.keys if key not in found.held]
-    wanted = leading(absent, tiers.lookup(absent))
-    if found.returning and len(wanted) < len(absent) and tiers.refresh():
-        wanted = leading(absent, tiers.lookup(absent))
-    loaded = tiers.get(wanted) if wanted else []
-    pages = {key: page for key, page in zip(wanted, loaded, strict=True) if page is not None}
-    there = (key in found.held or key in pages for key in found.keys)
-    hole = next((i for i, is_there in enumerate(there) if not is_there), len(found.keys))
-    return Fetched(pages, _fetch_tail(tiers, found, hole))
+    near = leading(absent, tiers.lookup(absent))
+    there = {*found.held, *near}
+    hole = next((i for i, key in enumerate(found.keys) if key not in there), len(found.keys))
+    had = found.tail.rows if found.tail is not None and found.tail.page == hole else 0
+    tails = [tail for tail in found.tails(hole) if tail.rows > had]
+    places = tiers.lookup([tail.key for tail in tails])
+    found.tail_below = next((tail for tail, place in zip(tails, places, strict=True) if place is not None), None)
+    pages = [Page(key, PAGE_SIZE, salt_id) for key in near]
+    if found.tail_below is not None:
+        pages.append(Page(found.tail_below.key, found.tail_below.rows, salt_id))
+    return pages
+
+
+def has_hole(found: Search, pages: Sequence[Page]) -> bool:
+    """Whether some whole page is neither on the device nor among those that come."""
+    return len({*found.held, *(page.key for page in pages)} & set(found.keys)) < len(found.keys)
 
 
 def leading(keys: Sequence[bytes], places: Sequence[Tier | None]) -> list[bytes]:
@@ -168,55 +185,33 @@ def leading(keys: Sequence[bytes], places: Sequence[Tier | None]) -> list[bytes]
     return list(keys[:count])
 
 
-def _fetch_tail(tiers: Transfers, found: Search, page: int) -> tuple[Tail, Loaded] | None:
-    """The longest partial page at a place, if it is longer than what the device has there."""
-    had = found.tail.rows if found.tail is not None and found.tail.page == page else 0
-    tails = [tail for tail in found.tails(page) if tail.rows > had]
-    places = tiers.lookup([tail.key for tail in tails])
-    for tail, place in zip(tails, places, strict=True):
-        if place is not None:
-            loaded = tiers.get([tail.key])[0]
-            if loaded is not None:
-                return tail, loaded
-    return None
-
-
-def adopt(request: Request, found: Search, fetched: Fetched, home: PageHome) -> Sources:
+def adopt(request: Request, found: Search, home: PageHome) -> Sources:
     """Give the request its pages, up to the first hole; the last prompt token is always left to be computed."""
     sources = Sources()
     for key in found.keys:
         block = found.held.pop(key, None)
         if block is None:
-            block = home.pool.acquire(key)  # another request's transfer of the same page may have landed meanwhile
+            block = home.pool.acquire(key)  # another request may have computed it meanwhile
         if block is None:
-            page = fetched.pages.get(key)
-            if page is None:
-                break
-            block = home.load(key, page, PAGE_SIZE, request.spec.salt)
-            _count(sources, page.tier, PAGE_SIZE)
-        else:
-            sources.device += PAGE_SIZE
+            break
+        _count(sources, found, key, PAGE_SIZE)
         request.blocks.append(block)
         request.keys.append(key)
     request.computed = len(request.blocks) * PAGE_SIZE
-    _adopt_tail(request, found, fetched, home, sources)
+    _adopt_tail(request, found, sources)
     home.pool.release(found.held.values())
     found.held.clear()
     _leave_last_token(request, home)
     return sources
 
 
-def _adopt_tail(request: Request, found: Search, fetched: Fetched, home: PageHome, sources: Sources) -> None:
-    hole = len(request.keys)
-    if fetched.tail is not None and fetched.tail[0].page == hole:
-        tail, page = fetched.tail
-        request.blocks.append(home.load(tail.key, page, tail.rows, request.spec.salt))
-        _count(sources, page.tier, tail.rows)
-        request.computed += tail.rows
-    elif found.tail is not None and found.tail.page == hole:
-        request.blocks.append(found.held.pop(found.tail.key))
-        sources.device += found.tail.rows
-        request.computed += found.tail.rows
+def _adopt_tail(request: Request, found: Search, sources: Sources) -> None:
+    for tail in (found.tail_below, found.tail):  # the longer one first
+        if tail is not None and tail.page == len(request.keys) and tail.key in found.held:
+            request.blocks.append(found.held.pop(tail.key))
+            request.computed += tail.rows
+            _count(sources, found, tail.key, tail.rows)
+            return
 
 
 def _leave_last_token(request: Request, home: PageHome) -> None:
@@ -230,8 +225,12 @@ def _leave_last_token(request: Request, home: PageHome) -> None:
         request.blocks[-1] = home.copy(request.blocks[-1], rows)
 
 
-def _count(sources: Sources, tier: Tier, tokens: int) -> None:
-    if tier is Tier.HOST:
+def _count(sources: Sources, found: Search, key: bytes, tokens: int) -> None:
+    """A page that another began to read counts as being on the device: it was read once."""
+    tier = found.waiter.tiers.get(key) if found.waiter is not None else None
+    if tier is None:
+        sources.device += tokens
+    elif tier is Tier.HOST:
         sources.host += tokens
     elif tier is Tier.NVME:
         sources.nvme += tokens

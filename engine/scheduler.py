@@ -142,6 +142,10 @@ class Scheduler:
             return Plan(unpin_pages=unpin)
         return Plan(tuple(admit), tuple(self._work()))
 
+    def served(self, request: Request, tokens: int) -> None:
+        """Tokens of a request were computed outside a plan."""
+        self._fairness.serve(request.spec.salt, tokens)
+
     def measured(self, plan: Plan, step_s: float) -> None:
         """A plan's work took `step_s` seconds. Decides how much prefill comes beside decoding from here on."""
         if self._budget.stretch:

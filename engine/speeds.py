@@ -6,7 +6,7 @@ From these come the break-even between restoring and recomputing, and every pred
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.backends.face import Backend, cut
@@ -62,12 +62,13 @@ class Speeds:
             return Prefill(1.0)
         return Prefill(self.prefill.linear_s * self._scale, self.prefill.square_s * self._scale)
 
-    def pays(self, tier: Tier, tokens: int, start: int, token_bytes: int) -> bool:
-        """Whether reading `tokens` from a tier is quicker than computing them, behind `start` others. A tier must never
-        make things slower than having none."""
+    def pays(self, tokens: Mapping[Tier, int], start: int, token_bytes: int) -> bool:
+        """Whether reading so many tokens from each tier is quicker than computing them, behind `start` others. A tier
+        must never make things slower than having none."""
         if self.prefill is None:
             return True
-        return self.links[tier].read_s(tokens * token_bytes) <= self.compute_s(start, start + tokens)
+        read_s = sum(self.links[tier].read_s(count * token_bytes) for tier, count in tokens.items())
+        return read_s <= self.compute_s(start, start + sum(tokens.values()))
 
     def read_took(self, tier: Tier, size_bytes: int, seconds: float) -> None:
         """Small transfers tell of latency, large ones of bandwidth."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.backends.face import Backend
+from engine.backends.moves import Copied
 from engine.copies import Copies
 from engine.facts import PAGE_SIZE
 from engine.keyring import SaltKeys
@@ -19,8 +20,8 @@ from engine.lanes import Lanes
 from engine.pages import PagePool, Taken
 from engine.request import Request
 from engine.sessions import SessionKv, Sessions
-from engine.transfers import Transfers
-from kvtier import Loaded, Receipt, Tier, TierStack, next_key, root_key
+from engine.transfers import Page, Transfers
+from kvtier import Receipt, Tier, TierStack, next_key, root_key
 
 
 @dataclass
@@ -42,6 +43,9 @@ class Counters:
     preemptions: int = 0
     swapped_pages: int = 0
     copied_on_write: int = 0
+    written_behind: int = 0  # pages of running requests that the host tier has got while they decoded
+    ran_ahead: int = 0  # steps over pages that were still coming, and came
+    thrown_away: int = 0  # such steps whose pages did not come
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,10 @@ class KvStore:
         self.page_bytes = page_bytes
         self.sessions = Sessions()
         self.counters = Counters()
-        self.copies = None if stack is None else Copies(pool, stack, lanes, page_bytes, self._snapshot)
-        self.transfers = None if stack is None or self.copies is None else Transfers(stack, self.copies.staged)
+        self.copies = None if stack is None else Copies(pool, stack, lanes, page_bytes, self._gather)
+        self.transfers: Transfers | None = None
+        if stack is not None and self.copies is not None:
+            self.transfers = Transfers(stack, self.copies.staged, lanes, self)
         self.unwanted: set[bytes] = set()  # not worth writing when the device gives them up
         self._fingerprint = fingerprint
         self._keys = keys
@@ -97,16 +103,20 @@ class KvStore:
         self._write_behind(taken)
         return taken.block
 
-    def load(self, key: bytes, page: Loaded, rows: int, salt: bytes) -> int:
-        """See `restore.PageHome`."""
-        return self.load_as(key, page, rows, salt_id(salt))
-
-    def load_as(self, key: bytes, page: Loaded, rows: int, salt_name: bytes) -> int:
-        """As `load`, for a salt known by its name only."""
+    def fresh(self) -> int:
+        """A block for tokens to be written into."""
         block = self.take()
-        self.backend.page(block)[:] = memoryview(page.payload)
-        self._bind(block, key, rows, salt_name, clean=True)
+        self.backend.zero(block)
         return block
+
+    def index(self, block: int, page: Page) -> None:
+        """See `transfers.Places`."""
+        self._bind(block, page.key, page.rows, page.salt_id, clean=True)
+
+    def page_of(self, record: SessionKv, key: bytes) -> Page:
+        """A page of a session, to be brought back."""
+        rows = min(PAGE_SIZE, len(record.tokens) - record.keys.index(key) * PAGE_SIZE)
+        return Page(key, rows, record.salt_id)
 
     def copy(self, block: int, rows: int) -> int:
         """See `restore.PageHome`."""
@@ -122,9 +132,7 @@ class KvStore:
             request.blocks[page] = self.copy(request.blocks[page], rows)
             self.counters.copied_on_write += 1
         while len(request.blocks) * PAGE_SIZE < end:
-            block = self.take()
-            self.backend.zero(block)
-            request.blocks.append(block)
+            request.blocks.append(self.fresh())
 
     def filled(self, request: Request, salt: bytes) -> None:
         """Index the pages that the last step completed."""
@@ -152,7 +160,7 @@ class KvStore:
         """Take a request's pages away: they go to the host tier in the background, and stay cached on the device until
         somebody needs their place. Returns how many."""
         record = self._hand_over(request)
-        request.keys, request.computed, request.claimed_pages = [], 0, 0
+        request.keys, request.computed, request.claimed_pages, request.clean_pages = [], 0, 0, 0
         if record is None:
             return 0
         if self.copies is not None:
@@ -254,14 +262,14 @@ class KvStore:
         if self.copies is None or not self.sessions.held(key) or self.copies.full:
             self.counters.lost += 1
             return
-        page = self.backend.snapshot(taken.block, rows)
-        self.copies.send([(key, page)], Tier.HOST, 0, salt, lambda present, _: self._count_lost(1 - present))
+        copied = self.backend.gather([(taken.block, rows)])
+        self.copies.send([key], copied, Tier.HOST, 0, salt, lambda present, _: self._count_lost(1 - present))
 
     def _count_lost(self, pages: int) -> None:
         self.counters.lost += pages
 
-    def _snapshot(self, block: int, key: bytes) -> bytes:
-        return self.backend.snapshot(block, self._rows.get(key, PAGE_SIZE))
+    def _gather(self, pages: Sequence[tuple[int, bytes]]) -> Copied:
+        return self.backend.gather([(block, self._rows.get(key, PAGE_SIZE)) for block, key in pages])
 
     # -- the end of pages -----------------------------------------------------------------------------------------
 
@@ -276,7 +284,10 @@ class KvStore:
             then(None)
 
     def forget(self, key: bytes) -> bool:
-        """Take a page out of the device's index. Running requests that hold its block are not disturbed."""
+        """Take a page out of the device's index. Running requests that hold its block are not disturbed, nor are those
+        who wait for it to come."""
+        if self.transfers is not None:
+            self.transfers.forget(key)
         self._rows.pop(key, None)
         self._salt_of.pop(key, None)
         self.unwanted.discard(key)

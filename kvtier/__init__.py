@@ -21,7 +21,8 @@ from kvtier.objects import Objects
 from kvtier.speed import ReadSpeed
 from kvtier.stack import TierStack
 from kvtier.store import PageStore
-from kvtier.values import Loaded, Receipt, Stored, Tier, TierStats
+from kvtier.stripes import Stripes
+from kvtier.values import Filled, Landed, Loaded, Receipt, Stored, Tier, TierStats, Wanted
 
 __all__ = [
     "Audit",
@@ -29,10 +30,12 @@ __all__ = [
     "Collected",
     "Compression",
     "DomainKey",
+    "Filled",
     "Finding",
     "Flaw",
     "Io",
     "KeyRing",
+    "Landed",
     "Loaded",
     "MemoryObjects",
     "MemoryStore",
@@ -46,6 +49,7 @@ __all__ = [
     "S3Place",
     "SharedConfig",
     "Stored",
+    "Stripes",
     "Tier",
     "TierBusyError",
     "TierClosedError",
@@ -58,6 +62,7 @@ __all__ = [
     "TierStack",
     "TierStats",
     "TierUsageError",
+    "Wanted",
     "next_key",
     "page_keys",
     "root_key",

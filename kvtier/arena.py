@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 
 from kvtier.errors import TierBusyError, TierConfigError
-from kvtier.fileops import Buffer, Io
+from kvtier.fileops import Buffer, Io, Room
 from kvtier.keys import layout_fingerprint
 from kvtier.slots import (
     FILE_HEADER_BYTES,
@@ -95,10 +95,9 @@ class ArenaFile:
         self._io.read_at(self._fd, [raw], self._offset(index))
         return raw == FREE, decode_slot(bytes(raw), index, self._page_bytes)
 
-    def payload(self, index: int) -> bytearray:
-        payload = bytearray(self._page_bytes)
-        self._io.read_at(self._fd, [payload], self._offset(index) + SLOT_HEADER_BYTES)
-        return payload
+    def read_payload(self, index: int, room: Room) -> None:
+        """Into `room`, which has the length of a page."""
+        self._io.read_at(self._fd, [room], self._offset(index) + SLOT_HEADER_BYTES)
 
     def write(self, slot: Slot, payload: Buffer) -> None:
         """Payload, then header."""

@@ -102,7 +102,7 @@ def _flaw_of_slot(store: HostArena, index: int, indexed: dict[int, Slot], read: 
         return None if free else Flaw.ORPHAN
     if slot != indexed[index] or slot is None:
         return Flaw.EMPTY
-    if store.read_slot(slot) is None:
+    if not store.verifies(slot):
         return Flaw.DAMAGED
     _add(read, store.page_bytes)
     return None

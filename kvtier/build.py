@@ -27,6 +27,7 @@ class Parts:
     """Stores from the nearest to the farthest. `closers` end the threads, before the stores are closed."""
 
     stores: dict[Tier, PageStore] = field(default_factory=dict)
+    host: HostArena | None = None
     nvme: NvmeStore | None = None
     shared: SharedStore | None = None
     closers: list[Callable[[], None]] = field(default_factory=list)
@@ -37,7 +38,7 @@ class Parts:
             close()
         self.closers.clear()
         self.stores.clear()
-        self.nvme = self.shared = None
+        self.host = self.nvme = self.shared = None
 
     def pool(self, threads: int, name: str) -> ThreadPoolExecutor:
         made = ThreadPoolExecutor(threads, thread_name_prefix=f"kvtier-{name}")
@@ -65,9 +66,8 @@ def _open_all(config: TierConfig, io: Io, references: References | None, parts: 
     form = PageForm(config.page_bytes, config.fingerprint, Codec(config.codec, config.page_bytes))
     pool = parts.pool(config.io_threads, "copy")
     if config.host_path is not None and config.host_bytes:
-        parts.stores[Tier.HOST] = HostArena(
-            config.host_path, config.host_bytes, config.page_bytes, config.fingerprint, io, pool
-        )
+        parts.host = HostArena(config.host_path, config.host_bytes, config.page_bytes, config.fingerprint, io, pool)
+        parts.stores[Tier.HOST] = parts.host
     if config.nvme_dir is not None and config.nvme_bytes:
         threads = Threads(parts.readers(config.read_threads, config.read_deadline_s, "nvme"), pool)
         parts.nvme = NvmeStore(config.nvme_dir, config.nvme_bytes, form, io, threads, config.direct)

@@ -129,6 +129,11 @@ class Codec:
             return False
         return sum(len(one) for one in packed) <= (1 - self._config.least_saving) * pages * self._page_bytes
 
+    @staticmethod
+    def is_plain(form: Form) -> bool:
+        """Whether what is stored is the page itself."""
+        return not form.compression and not form.key_id
+
     def readable(self, form: Form, salt_id: bytes) -> bool:
         """Whether this process has what it takes to decode such a segment."""
         if form.compression not in _UNPACK or form.planes < 1:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvtier.counts import Tally, TierCounts
 from kvtier.errors import TierIntegrityError
 from kvtier.fileops import Buffer
-from kvtier.values import Stored
+from kvtier.store import fill
+from kvtier.values import Filled, Stored, Wanted
 
 
 class MemoryStore:
@@ -57,6 +58,9 @@ class MemoryStore:
             self._tally.add("hits", len(found))
             self._tally.add("misses", len(wanted) - len(found))
         return found
+
+    def read_into(self, wanted: Sequence[Wanted]) -> Filled:
+        return fill(wanted, self.get(key for key, _ in wanted))
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         with self._lock:

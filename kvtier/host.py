@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import Final
 
 from kvtier.arena import ArenaFile
 from kvtier.counts import Tally, TierCounts
 from kvtier.errors import TierConfigError, TierIntegrityError
-from kvtier.fileops import Buffer, Io
+from kvtier.fileops import Buffer, Io, Room
 from kvtier.keys import page_digest
 from kvtier.slots import FILE_HEADER_BYTES, Slot
-from kvtier.values import Stored
+from kvtier.values import Filled, Stored, Wanted
+
+_SHARES: Final = 4  # of a read: one for each thread; pages one by one would cost more in futures than in bytes
 
 
 class HostArena:
@@ -71,6 +74,11 @@ class HostArena:
         with self._lock:
             return set(self._index)
 
+    def room(self) -> int:
+        """How many pages fit without another's going."""
+        with self._lock:
+            return len(self._free) + len(self._retired)
+
     def find(self, key: bytes) -> Slot | None:
         """The slot of a key, which becomes the most recently used."""
         with self._lock:
@@ -81,27 +89,42 @@ class HostArena:
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Buffer]:
         """A page that does not verify is dropped and counted."""
-        wanted = set(keys)
-        slots = [slot for key in wanted if (slot := self.find(key)) is not None]
-        found: dict[bytes, Buffer] = {}
+        wanted = list(dict.fromkeys(keys))
+        here = self.lookup(wanted)
+        rooms = {key: bytearray(self.page_bytes) for key, is_here in zip(wanted, here, strict=True) if is_here}
+        self._tally.add("misses", len(wanted) - len(rooms))
+        whole = self._fill(rooms)
+        return {key: room for key, room in rooms.items() if key in whole}
+
+    def read_into(self, wanted: Sequence[Wanted]) -> Filled:
+        return Filled(self._fill(dict(wanted)))
+
+    def _fill(self, rooms: Mapping[bytes, Room]) -> set[bytes]:
+        """Which of these pages lie in their rooms, verified."""
+        slots = [slot for key in rooms if (slot := self.find(key)) is not None]
+
+        def read(share: int) -> list[bool]:
+            return [self._read(slot, rooms[slot.key]) for slot in slots[share::_SHARES]]
+
         # Only copies and digests run in the pool; what needs `writer` runs here, or a put that waits
         # for the pool could wait for readers that wait for the put.
-        for slot, payload in zip(slots, self._pool.map(self._read, slots), strict=True):
-            if payload is not None:
-                found[slot.key] = payload
-            else:
-                self._quarantine(slot)
+        shares = list(self._pool.map(read, range(min(_SHARES, len(slots)))))
+        bad = [slot for at, slot in enumerate(slots) if not shares[at % _SHARES][at // _SHARES]]
+        for slot in bad:
+            self._quarantine(slot)
+        found = {slot.key for slot in slots} - {slot.key for slot in bad}
         self._tally.add("hits", len(found))
-        self._tally.add("misses", len(wanted) - len(found))
+        self._tally.add("misses", len(rooms) - len(found))
         return found
 
-    def _read(self, slot: Slot) -> bytearray | None:
+    def _read(self, slot: Slot, room: Room) -> bool:
+        """Copies and hashes one page after the other, so that the digest finds it in the core's cache."""
         try:
-            payload = self.file.payload(slot.index)
+            self.file.read_payload(slot.index, room)
         except OSError:
             self._tally.add("io_errors")
-            return None
-        return payload if page_digest(slot.key, slot.salt_id, payload) == slot.digest else None
+            return False
+        return page_digest(slot.key, slot.salt_id, room) == slot.digest
 
     def _quarantine(self, slot: Slot) -> None:
         """A slot that was reused while it was read is no longer the index's, and not counted."""
@@ -206,9 +229,9 @@ class HostArena:
         with self._lock:
             return {slot.index: slot for slot in self._index.values()}
 
-    def read_slot(self, slot: Slot) -> bytearray | None:
-        """A verified payload, or None."""
-        return self._read(slot)
+    def verifies(self, slot: Slot) -> bool:
+        """Whether its payload is what it was."""
+        return self._read(slot, bytearray(self.page_bytes))
 
     def free_slot(self, index: int) -> None:
         """Whatever lies there: it is forgotten and cleared."""

@@ -10,21 +10,24 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+import xxhash
 
 from kvtier.errors import TierUsageError
 
 PageKey: TypeAlias = bytes
 KEY_BYTES = 32
 SALT_ID_MAX_BYTES = 32
+DIGEST_BYTES: Final = 16  # of a payload's
+_LENGTH: Final = struct.Struct(">Q")
 
 
 def framed_digest(domain: bytes, *fields: bytes | memoryview) -> bytes:
     """sha256 over the domain and the fields, each preceded by its length in 8 bytes."""
-    # sha256 over blake2b: with the CPU's SHA instructions it ran three times as fast on page-sized input.
     digest = hashlib.sha256()
     for field in (domain, *fields):
-        digest.update(struct.pack(">Q", len(field)))
+        digest.update(_LENGTH.pack(len(field)))
         digest.update(field)
     return digest.digest()
 
@@ -72,5 +75,22 @@ def layout_fingerprint(fingerprint: bytes, page_bytes: int, version: int) -> byt
 
 
 def page_digest(key: PageKey, salt_id: bytes, payload: bytes | bytearray | memoryview) -> bytes:
-    """Binds a payload to its key and tenant: a page copied to another page's place does not verify."""
-    return framed_digest(b"tenuto.payload.v1", key, salt_id, memoryview(payload).cast("B"))
+    """Binds a payload to its key and tenant: a page copied to another page's place does not verify.
+
+    XXH3 with 128 bits, over frames as in `framed_digest`: it ran ten times as fast as sha256 here. It finds damage
+    and mix-ups, not forgers: who can write into a store could compute a sha256 over a forged page as well. Where that
+    matters, pages are encrypted, which authenticates them (see `codec`).
+    """
+    view = memoryview(payload).cast("B")
+    digest = begin_digest(key, salt_id, view.nbytes)
+    digest.update(view)
+    return digest.digest()
+
+
+def begin_digest(key: PageKey, salt_id: bytes, payload_bytes: int) -> xxhash.xxh3_128:
+    """A `page_digest` whose payload comes in pieces."""
+    return xxhash.xxh3_128(_frames(b"tenuto.payload.v2", key, salt_id) + _LENGTH.pack(payload_bytes))
+
+
+def _frames(*fields: bytes) -> bytes:
+    return b"".join(_LENGTH.pack(len(field)) + field for field in fields)

@@ -20,13 +20,15 @@ from kvtier.errors import NoKeyError, TierConfigError, TierIntegrityError
 from kvtier.fileops import Buffer, Io
 from kvtier.files import SegmentFiles
 from kvtier.index import Held, SegmentIndex
+from kvtier.reader import SegmentReader
 from kvtier.reads import Threads
 from kvtier.room import Room
-from kvtier.runs import Bad, Outcome, RunReader
+from kvtier.runs import RunReader
 from kvtier.segment import VERSION, encode_manifest, manifest_of
 from kvtier.segments import SegmentWriter, footprint
 from kvtier.speed import ReadSpeed, measure
-from kvtier.values import Stored
+from kvtier.stripes import Stripes
+from kvtier.values import Filled, Stored, Wanted
 
 _SEGMENT_BYTES: Final = 32 * 2**20
 _SEGMENT_PAGES: Final = 1024
@@ -59,6 +61,9 @@ class NvmeStore:
         self._tally = Tally()
         self._room = Room(self.files, self.index, self._tally, budget_bytes, form.codec.most_stored_bytes)
         self._census = Census(self.files, self.index, form.layout(VERSION), form.codec, self._tally)
+        self._reader = SegmentReader(
+            self.files, self.index, self.runs, self._tally, self.writer, self._quarantine, self._lock_out
+        )
         try:
             self._take_stock()
         except OSError as error:
@@ -112,47 +117,19 @@ class NvmeStore:
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Buffer]:
         """Neighbouring pages in one read; several reads in flight."""
-        wanted = set(keys)
-        plan = self.index.plan(wanted, self.runs.pages)
-        found: dict[bytes, Buffer] = {}
-        # As in the host tier: nothing that runs in the pool takes `writer`.
-        for (held, rows), read in zip(plan, self.runs.fetch(plan), strict=True):
-            if read is None:
-                self._tally.add("timeouts", len(rows))
-            elif isinstance(read, OSError):
-                self._failed(held, read)
-            else:
-                self._accept(held, rows, read, found)
-        self._tally.add("hits", len(found))
-        self._tally.add("misses", len(wanted) - len(found))
-        return found
+        return self._reader.get(keys)
 
-    def _accept(self, held: Held, rows: range, read: list[Outcome], found: dict[bytes, Buffer]) -> None:
-        for row, outcome in zip(rows, read, strict=True):
-            if outcome is Bad.DAMAGED:
-                self._quarantine(held, row)
-            elif outcome is Bad.UNDECODABLE:
-                self._set_foreign(held)
-                return
-            else:
-                found[held.header.rows[row][0]] = outcome
+    def read_into(self, wanted: Sequence[Wanted]) -> Filled:
+        """As `get`. Pages that are stored as they are go from the disk to their place without a copy in between."""
+        return self._reader.read_into(wanted)
 
-    def _failed(self, held: Held, error: OSError) -> None:
-        """A segment that could not be read: a miss, and no longer in the index if it is not there."""
-        if not isinstance(error, FileNotFoundError):
-            self._tally.add("io_errors")
-            return
-        with self.writer:
-            if not self.files.segment_path(held.id).exists():
-                self.index.forget(held.id)
+    def stream_into(self, wanted: Sequence[Wanted], stripes: Stripes) -> Filled | None:
+        """As `read_into`, the first stripe of every page first. None, and nothing read, where that cannot be: a page is
+        not here, or not stored as it is."""
+        return self._reader.stream_into(wanted, stripes)
 
-    def _set_foreign(self, held: Held) -> None:
-        """Its key is gone: nothing of it can be read, here and now."""
-        with self.writer:
-            if self.index.holds(held):
-                self._census.lock(self.files.manifest_path(held.id))
-                self._tally.add("undecodable", self.index.forget(held.id))
-                self.index.add_foreign(held.id, held.size_bytes)
+    def _lock_out(self, held: Held) -> None:
+        self._census.lock(self.files.manifest_path(held.id))
 
     def _quarantine(self, held: Held, row: int) -> None:
         """A page that did not verify, unless its segment was removed while it was read."""

@@ -26,24 +26,35 @@ class Readers:
         self._late: set[Future[Any]] = set()
 
     def map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | None]:
-        """Results in the order of the items; None for what did not come back within the deadline.
+        """Results in the order of the items; None for what did not come back within the deadline."""
+        return [one.result() if came_back(one) else None for one in self.run(read, items)]
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    def run(
+        self, read: Callable[[Item], Result], items: Sequence[Item], deadline_s: float | None = None
+    ) -> list[Future[Result]]:
+        """As `map`, but a read that did not come back can be told apart: its future is cancelled where it never began,
+        and otherwise not done before its thread is.
 
         The deadline runs anew whenever one comes back: a long queue that moves is not late.
         """
         with self._lock:
             lost = len(self._late) >= self._threads
         if lost:
-            return [None] * len(items)
+            return [_never() for _ in items]
         futures = [self._pool.submit(read, item) for item in items]
         pending = set(futures)
         while pending:
-            done, pending = wait(pending, self._deadline_s, FIRST_COMPLETED)
+            done, pending = wait(pending, deadline_s or self._deadline_s, FIRST_COMPLETED)
             if not done:
                 self._give_up(pending)
                 break
-        return [None if one in pending else one.result() for one in futures]
+        return futures
 
-    def _give_up(self, pending: set[Future[Result]]) -> None:
+    def _give_up(self, pending: set[Future[Any]]) -> None:
         for one in pending:
             if not one.cancel():
                 with self._lock:
@@ -57,6 +68,17 @@ class Readers:
     def close(self) -> None:
         """Waits for reads that are on their way, late ones too."""
         self._pool.shutdown(wait=True)
+
+
+def came_back(read: Future[Any]) -> bool:
+    """Whether a read has a result. False: it is late, or never began."""
+    return read.done() and not read.cancelled()
+
+
+def _never() -> Future[Any]:
+    future: Future[Any] = Future()
+    future.cancel()
+    return future
 
 
 @dataclass(frozen=True, slots=True)

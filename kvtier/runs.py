@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -13,9 +15,10 @@ from kvtier.errors import UndecodableError
 from kvtier.fileops import Buffer
 from kvtier.files import SegmentFiles
 from kvtier.index import Held
-from kvtier.keys import page_digest
+from kvtier.keys import begin_digest, page_digest
 from kvtier.reads import Readers
 from kvtier.segment import Row
+from kvtier.stripes import Progress, Striped, Stripes
 
 _READ_BYTES: Final = 2 * 2**20
 
@@ -29,6 +32,7 @@ class Bad(Enum):
 
 Run: TypeAlias = tuple[Held, range]
 Outcome: TypeAlias = Buffer | Bad
+Landed: TypeAlias = list[Outcome] | OSError
 
 
 class RunReader:
@@ -37,12 +41,75 @@ class RunReader:
     def __init__(self, files: SegmentFiles, spans: SpanReader, readers: Readers, codec: Codec, page_bytes: int) -> None:
         self._files, self._spans, self._readers, self._codec = files, spans, readers, codec
         self.page_bytes, self.pages = page_bytes, max(1, _READ_BYTES // page_bytes)  # of one read, at most
-        self.each, self.span = readers.map, spans.read
+        self.each, self.span, self.threads = readers.map, spans.read, readers.threads
 
     @property
     def direct(self) -> bool:
         """Whether reads go past the page cache."""
         return self._spans.direct
+
+    def land(self, plan: Sequence[Run], rooms: Mapping[bytes, memoryview]) -> list[Future[Landed]]:
+        """By run, see `Readers.run`: its pages, which then lie in their rooms, or what the file system said."""
+        return self._readers.run(lambda run: self._land(run, rooms), plan)
+
+    def _land(self, run: Run, rooms: Mapping[bytes, memoryview]) -> Landed:
+        held, rows = run
+        header = held.header
+        try:
+            if self.is_plain(held, rows):
+                return self._land_plain(held, rows, [rooms[header.rows[row][0]] for row in rows])
+            pages = self.stored(held, rows)
+        except OSError as error:
+            return error
+        outcomes = [self._decode(held, row, page) for row, page in zip(rows, pages, strict=True)]
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if not isinstance(outcome, Bad):
+                rooms[header.rows[row][0]][:] = memoryview(outcome)
+        return outcomes
+
+    def _land_plain(self, held: Held, rows: range, rooms: Sequence[memoryview]) -> list[Outcome]:
+        """What lies in the file is the page: read it to where it is wanted, and verify it there."""
+        header = held.header
+        self._spans.fill(self._files.segment_path(held.id), header.spans(rows)[0], rooms)
+        return [
+            room if page_digest(key, header.salt_id, room) == digest else Bad.DAMAGED
+            for (key, digest, _), room in zip(header.rows[rows.start : rows.stop], rooms, strict=True)
+        ]
+
+    def land_striped(self, shares: Sequence[Sequence[Striped]], stripes: Stripes) -> list[Future[Landed]]:
+        """As `land`, stripe by stripe, a reader for each share. All pages are stored as they are."""
+        progress = Progress(stripes, len(shares))
+        return self._readers.run(lambda share: self._land_share(share, stripes, progress), shares, stripes.deadline_s)
+
+    def _land_share(self, share: Sequence[Striped], stripes: Stripes, progress: Progress) -> Landed:
+        rows = [page.held.header.rows[page.row] for page in share]
+        digests = [
+            begin_digest(key, page.held.header.salt_id, size) for page, (key, _, size) in zip(share, rows, strict=True)
+        ]
+        begin = 0
+        try:
+            with ExitStack() as files:
+                paths = {page.held.id: self._files.segment_path(page.held.id) for page in share}
+                fills = {name: files.enter_context(self._spans.opened(path)) for name, path in paths.items()}
+                for stripe, end in enumerate(stripes.ends):
+                    for page, digest in zip(share, digests, strict=True):
+                        part = page.room[begin:end]
+                        fills[page.held.id](page.begin + begin, part)
+                        digest.update(part)
+                    progress.mark(stripe)
+                    begin = end
+        except OSError as error:
+            return error
+        return [
+            page.room if digest.digest() == row[1] else Bad.DAMAGED
+            for page, digest, row in zip(share, digests, rows, strict=True)
+        ]
+
+    def is_plain(self, held: Held, rows: Sequence[int]) -> bool:
+        """Whether what lies in the file are these pages themselves."""
+        return self._codec.is_plain(held.header.form) and all(
+            held.header.rows[row][2] == self.page_bytes for row in rows
+        )
 
     def fetch(self, plan: Sequence[Run]) -> list[list[Outcome] | OSError | None]:
         """By run: its pages, or what the file system said, or None where it did not answer in time."""

@@ -19,12 +19,12 @@ from typing import Final, TypeAlias
 
 from kvtier.errors import ForeignError, FormatError
 
-VERSION: Final = 2
+VERSION: Final = 3
 KEY_ID_MAX_BYTES: Final = 16
 _MAGIC: Final = b"TNTOSEG1"
 # magic, version, pages, page_bytes, layout, id, epoch, salt len, salt id, compression, planes, key id len, key id
 _HEAD = struct.Struct("<8sIIQ32s32sQB32sBBB16s")
-_ROW = struct.Struct("<32s32sI")  # key, digest, stored bytes
+_ROW = struct.Struct("<32s16sI")  # key, digest, stored bytes
 HEAD_BYTES: Final = _HEAD.size
 ALIGN: Final = 4096
 

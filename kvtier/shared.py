@@ -27,7 +27,8 @@ from kvtier.known import SharedIndex, Why
 from kvtier.objects import Objects
 from kvtier.reads import Threads
 from kvtier.segment import payload_offset, segment_bytes
-from kvtier.values import Stored
+from kvtier.store import fill
+from kvtier.values import Filled, Stored, Wanted
 
 _LOW_WATER = 0.9  # of the budget: removing is slow, so it goes a little further than it must
 
@@ -121,6 +122,10 @@ class SharedStore:
         self._tally.add("hits", len(found))
         self._tally.add("misses", len(wanted) - len(found))
         return found
+
+    def read_into(self, wanted: Sequence[Wanted]) -> Filled:
+        """A blob comes whole, so a page is copied from it; on this thread, so that none is ever late."""
+        return fill(wanted, self.get(key for key, _ in wanted))
 
     def _fetch_all(self, keys: Sequence[bytes]) -> list[tuple[Fetched, int]]:
         answers: list[tuple[Fetched, int]] = []

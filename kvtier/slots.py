@@ -7,12 +7,12 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 FILE_HEADER_BYTES: Final = 4096
 SLOT_HEADER_BYTES: Final = 256
 _FILE = struct.Struct("<8sIQQ32s")  # magic, version, page_bytes, stride, layout fingerprint
 # magic, version, stamp, epoch, length, key, digest, salt length, salt id
-_SLOT = struct.Struct("<4sIQQQ32s32sB32s")
+_SLOT = struct.Struct("<4sIQQQ32s16sB32s")
 _FILE_MAGIC: Final = b"TNTARENA"
 _SLOT_MAGIC: Final = b"TSLT"
 FREE = bytes(SLOT_HEADER_BYTES)

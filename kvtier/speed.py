@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import Final
 from kvtier.files import SegmentFiles
 from kvtier.index import SegmentIndex
 from kvtier.keys import page_digest
+from kvtier.reads import came_back
 from kvtier.runs import Run, RunReader
 from kvtier.segment import runs
 
 CHUNK_BYTES: Final = 2 * 2**20
+_ROOM: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)  # a pool is there already
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,19 @@ def _sample(index: SegmentIndex, reader: RunReader, size_bytes: int) -> list[Run
 
 
 def _measure_runs(plan: Sequence[Run], reader: RunReader) -> ReadSpeed | None:
-    """A get of these pages: several reads in flight, verified and decoded. None where one of them fails."""
+    """As `read_into`: several reads in flight, verified and decoded. None where one of them fails."""
+
+    keys = [held.header.rows[row][0] for held, rows in plan for row in rows]
+    size_bytes = len(keys) * reader.page_bytes
+    memory = memoryview(mmap.mmap(-1, size_bytes, flags=_ROOM))
+    starts = range(0, size_bytes, reader.page_bytes)
+    rooms = {key: memory[start : start + reader.page_bytes] for key, start in zip(keys, starts, strict=True)}
 
     def read() -> bool:
-        return all(isinstance(pages, list) for pages in reader.fetch(plan))
+        reads = reader.land(plan, rooms)
+        return all(came_back(one) and isinstance(one.result(), list) for one in reads)
 
-    return _timed(sum(len(rows) for _, rows in plan) * reader.page_bytes, read, reader)
+    return _timed(size_bytes, read, reader)
 
 
 def _measure_scratch(files: SegmentFiles, size_bytes: int, reader: RunReader) -> ReadSpeed | None:

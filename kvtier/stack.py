@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
+from typing import Any
 
 from kvtier.audit import Audit, audit_parts
 from kvtier.build import open_parts
@@ -15,7 +17,8 @@ from kvtier.fileops import Buffer, Io, RealIo
 from kvtier.keys import KEY_BYTES, SALT_ID_MAX_BYTES
 from kvtier.speed import ReadSpeed
 from kvtier.store import PageStore
-from kvtier.values import Loaded, Receipt, Stored, Tier, TierStats
+from kvtier.stripes import Stripes
+from kvtier.values import Landed, Loaded, Receipt, Stored, Tier, TierStats, Wanted
 
 
 class TierStack:
@@ -80,6 +83,32 @@ class TierStack:
             if rest:
                 found |= {key: Loaded(page, tier) for key, page in store.get(rest).items()}
         return [found.get(key) for key in keys]
+
+    def read_into(self, wanted: Sequence[Wanted]) -> Landed:
+        """As `get`, into the caller's memory: see `PageStore.read_into`. Keys are distinct.
+
+        A page whose read is late is not looked for below: that memory has a writer already.
+        """
+        self._check_open()
+        self._check_rooms(wanted)
+        tiers: dict[bytes, Tier] = {}
+        late: dict[bytes, Future[Any]] = {}
+        for tier, store in self._stores.items():
+            rest = [one for one in wanted if one[0] not in tiers and one[0] not in late]
+            if rest:
+                filled = store.read_into(rest)
+                tiers |= dict.fromkeys(filled.keys, tier)
+                late |= filled.late
+        return Landed(tiers, late)
+
+    def stream_into(self, wanted: Sequence[Wanted], stripes: Stripes) -> Landed | None:
+        """As `read_into`, from NVMe alone, the first stripe of every page first. None, and nothing read, unless all of
+        these pages lie there and can be read so. What fails is not looked for below."""
+        self._check_open()
+        self._check_rooms(wanted)
+        nvme = self._parts.nvme
+        filled = nvme.stream_into(wanted, stripes) if nvme is not None and wanted else None
+        return None if filled is None else Landed(dict.fromkeys(filled.keys, Tier.NVME), filled.late)
 
     # --- moving --------------------------------------------------------------------------------------
 
@@ -192,6 +221,11 @@ class TierStack:
         self._check_open()
         return Collected() if self._parts.shared is None else self._parts.shared.collect()
 
+    def host_room(self) -> int:
+        """How many pages the host tier takes without evicting any; 0 without such a tier. Waits for no I/O."""
+        self._check_open()
+        return 0 if self._parts.host is None else self._parts.host.room()
+
     # --- accounts ------------------------------------------------------------------------------------
 
     def stats(self) -> TierStats:
@@ -233,6 +267,12 @@ class TierStack:
             size = view.nbytes
             if size != self.config.page_bytes:
                 raise TierUsageError(f"a page has {self.config.page_bytes} bytes here, this one has {size}")
+
+    def _check_rooms(self, wanted: Sequence[Wanted]) -> None:
+        for _, room in wanted:
+            if room.readonly or not room.c_contiguous or room.nbytes != self.config.page_bytes or room.itemsize != 1:
+                size = self.config.page_bytes
+                raise TierUsageError(f"a page is read into {size} contiguous bytes that can be written")
 
     @staticmethod
     def _check_salt(salt_id: bytes, epoch: int) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from kvtier.counts import TierCounts
 from kvtier.fileops import Buffer
-from kvtier.values import Stored
+from kvtier.values import Filled, Stored, Wanted
 
 
 class PageStore(Protocol):
@@ -30,6 +30,13 @@ class PageStore(Protocol):
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Buffer]:
         """Verified copies of those pages that are here, each `page_bytes` long and the caller's own."""
+        ...
+
+    def read_into(self, wanted: Sequence[Wanted]) -> Filled:
+        """As `get`, into the caller's memory: `page_bytes` of it for each of the distinct keys, verified in place.
+
+        Memory of a key that is not among the answer's has undefined contents, and may change while its read is late.
+        """
         ...
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
@@ -58,3 +65,12 @@ class PageStore(Protocol):
     def close(self) -> None:
         """Pages stay, for the next one to adopt."""
         ...
+
+
+def fill(wanted: Sequence[Wanted], found: Mapping[bytes, Buffer]) -> Filled:
+    """Copies pages to where they are wanted."""
+    keys = {key for key, _ in wanted if key in found}
+    for key, room in wanted:
+        if key in keys:
+            room[:] = memoryview(found[key]).cast("B")
+    return Filled(keys)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from kvtier.counts import TierCounts
 from kvtier.fileops import Buffer
@@ -51,6 +52,29 @@ class Loaded:
 
     payload: Buffer
     tier: Tier
+
+
+Wanted: TypeAlias = tuple[bytes, memoryview]  # a key, and the memory that its page is to be read into
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What became of memory that one tier was to fill.
+
+    `keys`: it holds these pages, verified. `late`: a read that was given up may still write into it, until the future
+    is done. All other memory is nobody's: it may hold anything.
+    """
+
+    keys: set[bytes]
+    late: dict[bytes, Future[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """As `Filled`, with the tier that each page came from."""
+
+    tiers: dict[bytes, Tier]
+    late: dict[bytes, Future[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ threads changes no bit either, so the identity leaves it out.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import os
 import platform
+import threading
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -19,7 +19,9 @@ import numpy as np
 from engine.backends.captured import CapturedStep, CapturedSteps, is_decode
 from engine.backends.checks import check_tiles
 from engine.backends.face import Logits, Tile
-from engine.errors import BackendUnavailable, RequestError
+from engine.backends.memory import pool_memory
+from engine.backends.moves import Arrival, HostPages
+from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.native import Decoder, Library, StepArrays
 from engine.quantised import GROUP, VERSION
@@ -44,7 +46,7 @@ def unsupported(facts: ModelFacts, dtype: str) -> str | None:
     return None
 
 
-class Cpu:
+class Cpu(HostPages):
     """A llama or qwen2 decoder over one pool of KV pages. See `engine.backends.face.Backend`.
 
     `isa` is one of INSTRUCTION_SETS; None: the best that the machine has. Raises BackendUnavailable for a shape that it
@@ -67,9 +69,11 @@ class Cpu:
         chosen = isa or library.best_instruction_set
         self._facts = facts
         self._pool_blocks = pool_blocks
+        # Readers hash what comes: where every core computes, they would take from the step what they give it.
+        self.overlaps = threads < len(os.sched_getaffinity(0))
         self._identity = identity(weights.dtype, chosen, library.key)
         self._page_bytes = facts.page_bytes(weights.dtype)
-        self._memory = _pool_memory(pool_blocks * self._page_bytes)
+        self._memory = pool_memory(pool_blocks * self._page_bytes)
         self._bytes = memoryview(self._memory)
         self._pool = np.frombuffer(self._memory, np.uint8)
         self._unit = 1 if weights.dtype == "fp32" else 2
@@ -77,6 +81,10 @@ class Cpu:
         arrays = {**weights.arrays, "cos": cos, "sin": sin}
         self._decoder = Decoder(library, facts, weights.dtype, arrays, chosen, threads)
         self._captured = CapturedSteps(self._decoder, self._pool.ctypes.data, facts.vocab)
+
+    @property
+    def layers(self) -> int:
+        return self._facts.layers
 
     @property
     def identity(self) -> BackendIdentity:
@@ -100,13 +108,17 @@ class Cpu:
         self._clear_from(page, rows)
         return page.tobytes()
 
-    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+    def expect(self, blocks: Sequence[int]) -> Arrival:
+        return LayerArrival(self._decoder.library, self._facts.layers)
+
+    def forward(self, tiles: Sequence[Tile], arrival: Arrival | None = None) -> list[Logits | None]:
         check_tiles(tiles, self._facts, self._pool_blocks)
-        if is_decode(tiles):
+        landed = arrival.landed if isinstance(arrival, LayerArrival) else None
+        if is_decode(tiles) and landed is None:
             pages = max(len(tile.blocks) for tile in tiles)
             return [*self._captured.for_rows(len(tiles), pages).replay(tiles)]
         step = self._step(tiles)
-        self._decoder.run(self._pool.ctypes.data, step)
+        self._decoder.run(self._pool.ctypes.data, step, landed)
         rows = iter(step.logits)
         return [next(rows) if tile.wants_logits else None for tile in tiles]
 
@@ -141,6 +153,24 @@ class Cpu:
             values[:, :, at // u, :, at % u] = 0
 
 
+class LayerArrival:
+    """See `Arrival`: a count that the decoder looks at before each layer."""
+
+    def __init__(self, library: Library, layers: int) -> None:
+        self._library, self._layers, self._lock = library, layers, threading.Lock()
+        self.landed = np.zeros(1, np.int32)
+
+    def land(self, layers: int) -> None:
+        with self._lock:
+            if self.landed[0] >= 0:
+                self._library.land(self.landed, layers)
+
+    def fail(self) -> None:
+        with self._lock:
+            if self.landed[0] < self._layers:
+                self._library.land(self.landed, -1)
+
+
 def identity(dtype: str, instruction_set: str, key: str) -> BackendIdentity:
     """What this backend would be called on this machine."""
     return BackendIdentity(
@@ -152,22 +182,6 @@ def identity(dtype: str, instruction_set: str, key: str) -> BackendIdentity:
         threads=0,
         version=f"{key}.{VERSION}" if dtype == "w4a8" else key,
     )
-
-
-def _pool_memory(size_bytes: int) -> mmap.mmap:
-    """Zeros, aligned to a page of the system; in huge ones where there are, for attention jumps from place to place.
-
-    Raises RequestError (bad_request) where the system has not so much.
-    """
-    try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise RequestError(
-            "bad_request", f"a pool of {size_bytes} bytes cannot be had: {error}; lower --kv-tokens"
-        ) from error
-    with contextlib.suppress(AttributeError, OSError):  # another system, or a kernel built without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _rope_table(facts: ModelFacts) -> tuple[Array, Array]:

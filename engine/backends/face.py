@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engine.backends.moves import Arrival, MovesPages
 from engine.facts import PAGE_SIZE, BackendIdentity
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -45,14 +46,17 @@ def cut(blocks: Sequence[int], start: int, tokens: Sequence[int], wants_logits: 
     return tiles
 
 
-class Backend(Protocol):
+class Backend(MovesPages, Protocol):
     """Not thread-safe: one thread steps a backend. Page memory may be read by others while no step writes that page."""
 
     @property
     def identity(self) -> BackendIdentity: ...
 
-    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+    def forward(self, tiles: Sequence[Tile], arrival: Arrival | None = None) -> list[Logits | None]:
         """Run one step. Writes the K and V of every live row into its page, then attends.
+
+        `arrival`: pages among the tiles' blocks are still coming; raises ArrivalFailed where they do not come, and the
+        pages that the step writes are undefined then.
 
         Tiles of one sequence come in position order. Returns, per tile, fp32 logits [vocab] or None; they hold until
         the next step, which may write its own over them.

@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from engine.backends.checks import check_tiles
 from engine.backends.face import Logits, Tile
+from engine.backends.memory import pool_memory
+from engine.backends.moves import Arrival, HostPages, WholeArrival
 from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.weights import Weights
@@ -29,7 +31,7 @@ _PAGE_LAYOUT = "layer.kv.head.16.d"
 Linear = Callable[[Tensor], Tensor]
 
 
-class TorchExact:
+class TorchExact(HostPages):
     """A llama or qwen2 decoder over one pool of KV pages. See `engine.backends.face.Backend`."""
 
     def __init__(self, facts: ModelFacts, weights: Weights, *, pool_blocks: int, threads: int) -> None:
@@ -43,10 +45,10 @@ class TorchExact:
         self._dtype = _DTYPES[weights.dtype]
         self._identity = identity(weights.dtype, threads)
         shape = (pool_blocks, facts.layers, 2, facts.kv_heads, PAGE_SIZE, facts.head_size)
-        self._pool = torch.zeros(shape, dtype=self._dtype)
+        self._page_bytes = facts.page_bytes(weights.dtype)
+        self._pool = torch.frombuffer(pool_memory(pool_blocks * self._page_bytes), dtype=self._dtype).view(shape)
         self._runs = self._pool.view(-1, PAGE_SIZE * facts.head_size)  # one run = 16 rows of one head: [runs, 16*d]
         self._bytes = memoryview(_raw(self._pool)).cast("B")
-        self._page_bytes = facts.page_bytes(weights.dtype)
         self._layers = [_Layer(weights, layer) for layer in range(facts.layers)]
         self._embed = _tensor(weights.arrays["embed"])
         self._norm = _tensor(weights.arrays["norm"])
@@ -62,6 +64,13 @@ class TorchExact:
     def page(self, block: int) -> memoryview:
         return self._bytes[block * self._page_bytes : (block + 1) * self._page_bytes]
 
+    @property
+    def layers(self) -> int:
+        return self._facts.layers
+
+    def expect(self, blocks: Sequence[int]) -> Arrival:
+        return WholeArrival(self._facts.layers)
+
     def zero(self, block: int) -> None:
         self._pool[block].zero_()
 
@@ -76,7 +85,9 @@ class TorchExact:
         page[..., rows:, :] = 0
         return bytes(_raw(page))
 
-    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+    def forward(self, tiles: Sequence[Tile], arrival: Arrival | None = None) -> list[Logits | None]:
+        if isinstance(arrival, WholeArrival):
+            arrival.wait()
         check_tiles(tiles, self._facts, len(self._pool))
         with torch.inference_mode():
             hidden = [self._embed_tile(tile) for tile in tiles]  # each [16, H] fp32

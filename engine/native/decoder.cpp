@@ -1,6 +1,8 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 namespace tenuto {
 namespace {
@@ -8,6 +10,7 @@ namespace {
 constexpr int kRowsPerItem = 8;  // of the work that goes row by row
 constexpr int kMaxGatePanels = 2;
 constexpr int kFewRows = 8;
+constexpr int kLooksAwake = 1000;  // then with a nap between two: the readers need the cores too
 constexpr size_t kBytesPerItem = 96 << 10;
 constexpr int kLeastItemsPerThread = 3;
 constexpr int kRowsPerProduct = 252;  // activations that stay in a core's cache while the panels pass: 21 x 12 rows
@@ -31,6 +34,16 @@ int panel_items(const Matrix& matrix, int panels, int rows, int threads) {
   const int by_size = static_cast<int>(matrix.bytes / kBytesPerItem);
   const int items = std::max(by_size, kLeastItemsPerThread * threads);
   return std::min(panels, (items + threads - 1) / threads * threads);
+}
+
+// Whether a layer of the pages that come has come; waits until that is known. Whoever reads them keeps the deadline.
+bool await_layer(const int32_t* landed, int layer) {
+  for (int looks = 0;; looks++) {
+    const int32_t layers = __atomic_load_n(landed, __ATOMIC_ACQUIRE);
+    if (layers < 0) return false;
+    if (layers > layer) return true;
+    if (looks >= kLooksAwake) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 }
 
 }  // namespace
@@ -65,11 +78,11 @@ void CapturedStep::replay() {
   decoder_.perform(step_, scratch_);
 }
 
-void Decoder::run(const Step& step) {
+bool Decoder::run(const Step& step) {
   scratch_.reserve(shape_, step.token_count);
   scratch_.plan(shape_, crew_.threads(), step);
   scratch_.record(shape_, step);
-  perform(step, scratch_);
+  return perform(step, scratch_);
 }
 
 void Decoder::watch(Job* diary, int capacity) {
@@ -78,8 +91,13 @@ void Decoder::watch(Job* diary, int capacity) {
   watched_ = 0;
 }
 
-void Decoder::perform(const Step& step, Scratch& scratch) {
-  for (const Job& job : scratch.jobs) perform(job, step, scratch);
+bool Decoder::perform(const Step& step, Scratch& scratch) {
+  for (const Job& job : scratch.jobs) {
+    // The first job of a layer that touches pages: it writes into the last one, which may be among those that come.
+    if (job.kind == JobKind::kPlace && step.landed && !await_layer(step.landed, job.layer)) return false;
+    perform(job, step, scratch);
+  }
+  return true;
 }
 
 void Decoder::perform(const Job& job, const Step& step, Scratch& scratch) {

@@ -31,7 +31,8 @@ class CapturedStep {
 class Decoder {
  public:
   Decoder(const Shape& shape, const Source& source, Isa isa, int threads);
-  void run(const Step& step);
+  // False where pages that were to come never came; the step's pages and logits are then undefined.
+  bool run(const Step& step);
   // Writes every job that is dispatched from now on into `diary`, until it is full; null: no more.
   void watch(Job* diary, int capacity);
   int watched() const { return watched_; }
@@ -45,7 +46,7 @@ class Decoder {
     Matrix qkv, o, gate_up, down;
   };
 
-  void perform(const Step& step, Scratch& scratch);
+  bool perform(const Step& step, Scratch& scratch);
   void perform(const Job& job, const Step& step, Scratch& scratch);
   void embed(const Job& job, const Step& step);
   void normalise(const Job& job, const float* weight, int rows, const int32_t* which);

@@ -36,10 +36,16 @@ TENUTO_EXPORT void* tenuto_open(const Shape* shape, const Source* source, int is
 
 TENUTO_EXPORT void tenuto_close(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
-// Runs one step. 0, or 1 where memory cannot be had; the pages of the step are then undefined.
+// Runs one step. 0; 1 where memory cannot be had, 2 where pages that were to come never came: the pages of the step are
+// then undefined.
 TENUTO_EXPORT int tenuto_run(void* decoder, const Step* step) {
-  return guarded([&] { static_cast<Decoder*>(decoder)->run(*step); });
+  bool came = true;
+  const int failed = guarded([&] { came = static_cast<Decoder*>(decoder)->run(*step); });
+  return failed || came ? failed : 2;
 }
+
+// So many layers of a step's pages have come, or, if negative, never will. Any thread, while the step runs.
+TENUTO_EXPORT void tenuto_land(int32_t* landed, int layers) { __atomic_store_n(landed, layers, __ATOMIC_RELEASE); }
 
 // A captured step, or null where its memory cannot be had. See CapturedStep.
 TENUTO_EXPORT void* tenuto_capture(void* decoder, const Step* step, int pages) {

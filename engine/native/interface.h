@@ -53,6 +53,7 @@ struct Step {
   const int32_t* wanted;   // token indices whose logits are wanted
   float* logits;           // [wanted_count][vocab]
   int32_t token_count, tile_count, wanted_count;
+  const int32_t* landed;   // layers of the step's pages that have come from a tier, negative: they never will; or null
 };
 
 enum class JobKind : int32_t {

@@ -9,7 +9,7 @@ from ctypes import POINTER, byref, c_int, c_int64, c_void_p
 
 import numpy as np
 
-from engine.errors import BackendUnavailable, EngineFault
+from engine.errors import ArrivalFailed, BackendUnavailable, EngineFault
 from engine.facts import ModelFacts
 from engine.native.build import Built
 from engine.native.structs import (
@@ -30,11 +30,13 @@ from engine.native.structs import (
 
 INSTRUCTION_SETS = ("plain", "avx2", "avx512bf16", "avx512vnni")  # in the order of Isa; each holds those before it
 _DIARY_JOBS = 65_536
+_NEVER_CAME = 2
 _CALLS = {
     "best_isa": ([], c_int),
     "open": ([POINTER(Shape), POINTER(Source), c_int, c_int], c_void_p),
     "close": ([c_void_p], None),
     "run": ([c_void_p, POINTER(Step)], c_int),
+    "land": ([c_void_p, c_int], None),
     "capture": ([c_void_p, POINTER(Step), c_int], c_void_p),
     "replay": ([c_void_p], c_int),
     "release": ([c_void_p], None),
@@ -68,6 +70,10 @@ class Library:
     def allocations(self) -> int:
         """How often the library has asked for memory, on any thread."""
         return int(self.calls.tenuto_allocations())
+
+    def land(self, landed: Array, layers: int) -> None:
+        """So many layers have come, with everything that was read before this call; or, if negative, never will."""
+        self.calls.tenuto_land(address(landed), layers)
 
     def activations(self, isa: str, values: Array) -> Array:
         """fp32 [rows, inputs] as w4a8 multiplies them: uint32 [rows, groups * 10], as kernels.h describes."""
@@ -103,9 +109,16 @@ class Decoder:
         if not self._handle:
             raise EngineFault("there is not enough memory for the packed weights; use a smaller model")
 
-    def run(self, pool: int, step: StepArrays) -> None:
-        """Run one step over the pages that begin at address `pool`. The interpreter's lock is free meanwhile."""
-        if self._calls.tenuto_run(self._handle, byref(step_of(pool, step))):
+    def run(self, pool: int, step: StepArrays, landed: Array | None = None) -> None:
+        """Run one step over the pages that begin at address `pool`. The interpreter's lock is free meanwhile.
+
+        `landed`: a count for `Library.land`, of layers that the step may read. Raises ArrivalFailed where they do not
+        come.
+        """
+        outcome = self._calls.tenuto_run(self._handle, byref(step_of(pool, step, landed)))
+        if outcome == _NEVER_CAME:
+            raise ArrivalFailed("pages that a step was to read did not come")
+        if outcome:
             raise EngineFault(f"there was not enough memory for a step of {len(step.tokens)} tokens")
 
     def capture(self, pool: int, step: StepArrays, pages: int) -> Captured:

@@ -57,6 +57,7 @@ class Step(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("pool", "tokens", "blocks", "tiles", "wanted", "logits")),
         *((name, c_int32) for name in ("token_count", "tile_count", "wanted_count")),
+        ("landed", c_void_p),
     ]
 
 
@@ -103,9 +104,10 @@ def source_of(facts: ModelFacts, arrays: dict[str, Array]) -> Source:
     return Source(address(arrays["embed"]), head, *tables, layers)
 
 
-def step_of(pool: int, step: StepArrays) -> Step:
+def step_of(pool: int, step: StepArrays, landed: Array | None = None) -> Step:
     arrays = (step.tokens, step.blocks, step.tiles, step.wanted, step.logits)
-    return Step(pool, *(address(array) for array in arrays), len(step.tokens), len(step.tiles), len(step.wanted))
+    counts = (len(step.tokens), len(step.tiles), len(step.wanted))
+    return Step(pool, *(address(array) for array in arrays), *counts, address(landed))
 
 
 def address(array: Array | None) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.backends.face import Logits, Tile
+from engine.backends.moves import Arrival, HostPages, WholeArrival
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.facts import PAGE_SIZE, BackendIdentity
@@ -48,9 +49,10 @@ def oracle(tokens: Sequence[int], count: int) -> list[int]:
     return grown[len(tokens) :]
 
 
-class FakeBackend:
+class FakeBackend(HostPages):
     """A page row holds the token and its position; the answer is a function of all rows that the block table names."""
 
+    layers = 1
     identity = BackendIdentity("fake", "exact", "bf16", "row", "none", 1, "1")
 
     def __init__(self, blocks: int) -> None:
@@ -69,7 +71,12 @@ class FakeBackend:
     def snapshot(self, block: int, rows: int) -> bytes:
         return bytes(self.page(block)[: rows * ROW_BYTES]) + bytes((PAGE_SIZE - rows) * ROW_BYTES)
 
-    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]:
+    def expect(self, blocks: Sequence[int]) -> Arrival:
+        return WholeArrival(1)
+
+    def forward(self, tiles: Sequence[Tile], arrival: Arrival | None = None) -> list[Logits | None]:
+        if isinstance(arrival, WholeArrival):
+            arrival.wait()
         self.steps.append(len(tiles))
         return [self._run(tile) for tile in tiles]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +34,28 @@ class ManualLanes:
         self.failures = 0
         self.writes: list[tuple[Callable[[], Any], Then]] = []
         self.reads: list[tuple[Callable[[], Any], Then]] = []
+        self.ends: list[tuple[Future[Any], Callable[[], object]]] = []
 
     def write(self, task: Callable[[], Any], then: Then) -> None:
         self.writes.append((task, then))
 
     def read(self, task: Callable[[], Any], then: Then) -> None:
         self.reads.append((task, then))
+
+    def after(self, end: Future[Any], then: Callable[[], object]) -> None:
+        self.ends.append((end, then))
+
+    def let_go(self) -> None:
+        """What waited for a future that is done has its turn."""
+        ready = [one for one in self.ends if one[0].done()]
+        self.ends = [one for one in self.ends if one not in ready]
+        for _, then in ready:
+            then()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing starts before the test says so."""
+        return False
 
     def close(self) -> None:
         pass
@@ -50,6 +68,30 @@ class ManualLanes:
         """`lost`: the transfer fails, and says so as a failing lane does."""
         task, then = self.reads.pop(which % len(self.reads))
         then(None if lost else task())
+
+
+class StreamLanes(ManualLanes):
+    """Reads run at once, on a thread of their own; what they bring is told when the test says so."""
+
+    @property
+    def idle(self) -> bool:
+        return not self.reads
+
+    def read(self, task: Callable[[], Any], then: Then) -> None:
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(task()))
+        thread.start()
+
+        def join() -> Any:
+            thread.join()
+            return results[0]
+
+        self.reads.append((join, then))
+
+    def land_read(self, which: int, lost: bool = False) -> None:
+        task, then = self.reads.pop(which % len(self.reads))
+        result = task()
+        then(None if lost else result)
 
 
 @dataclass
@@ -89,17 +131,25 @@ class Stepped:
         vocab: int,
         context: int,
         budget: Budget,
+        lanes: ManualLanes | None = None,
+        tick_s: float = 0.0,
     ) -> None:
-        self.lanes = ManualLanes()
+        """`tick_s` passes whenever the engine looks at the clock."""
+        self.lanes = lanes or ManualLanes()
         self.stack = stack
         self.now_s = 1.0  # 0 means that something has not happened
         self.store = KvStore(backend, PagePool(blocks), stack, self.lanes, b"f" * 32, page_bytes)  # type: ignore[arg-type]
         inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         limits = Limits(context=context, vocab=vocab, pool_tokens=blocks * 16)
         scheduler = Scheduler(self.store.pool, budget)
-        self.core = EngineCore(backend, self.store, scheduler, limits, (), inbox, clock=lambda: self.now_s)
+        self.core = EngineCore(backend, self.store, scheduler, limits, (), inbox, clock=self._tick)
+        self._tick_s = tick_s
         self.intents = Intents(self.core)
         self.told: list[Told] = []
+
+    def _tick(self) -> float:
+        self.now_s += self._tick_s
+        return self.now_s
 
     def submit(
         self, session: str, prompt: Sequence[int], count: int, seed: int, *, known: int = 0, salt: bytes = b""

@@ -233,7 +233,7 @@ def test_cancel_while_a_restore_is_in_flight_gives_pages_back_once(harness: Harn
 def test_a_tier_that_never_delivers_is_given_up_and_recomputed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.core.RESTORE_DEADLINE_S", 0.0)
+    monkeypatch.setattr("engine.restores.RESTORE_DEADLINE_S", 0.0)
     transcript = turn(harness, "s", PROMPT, 20)
     harness.kv("offload", "s", tier="nvme")
     hold = threading.Event()

@@ -28,7 +28,7 @@ def test_a_twin_of_a_running_request_shares_its_partial_page_without_a_copy(engi
     engine.submit("b", PROMPT, 30, 2)
     held = engine.store.pool.counts().held
     engine.core._plan()  # admits; nothing has run yet
-    engine.core._begin(engine.core._live["q1"])
+    engine.core._restores.begin(engine.core._live["q1"], engine.core._live.values())
     twin = engine.core.scheduler.requests()[1]
     assert engine.store.pool.counts().held == held
     assert twin.blocks == engine.core.scheduler.requests()[0].blocks
@@ -88,7 +88,7 @@ def test_a_shared_page_is_wasted_once(engine: Stepped) -> None:
     run_until(engine, 1)
     engine.submit("b", PROMPT, 30, 2)
     engine.core._plan()
-    engine.core._begin(engine.core._live["q1"])
+    engine.core._restores.begin(engine.core._live["q1"], engine.core._live.values())
     waste = engine.store.waste(engine.core.scheduler.requests())
     assert waste.allocated_tokens == 3 * PAGE_SIZE
     assert waste.used_tokens == len(PROMPT)

@@ -10,6 +10,7 @@ import pytest
 
 from engine.scheduler import Budget
 from kvtier import TierConfig, TierStack
+from kvtier.faults import Fault, FaultyIo
 from tests.engine.fakes import PAGE_BYTES, VOCAB, FakeBackend
 from tests.engine.stepped import Stepped, Told
 
@@ -153,17 +154,53 @@ def test_a_late_transfer_is_ignored_and_its_pages_are_not_counted(engine: Steppe
     assert engine.store.counters.restored_nvme_tokens == 0
 
 
+def test_a_read_that_is_held_back_beyond_the_deadline_never_writes_into_what_others_were_given(tmp_path: Path) -> None:
+    """The disk hangs, the session is computed anew, others take every block that is free; then the disk answers."""
+    io = FaultyIo()
+    room = PAGE_BYTES + 4096
+    with TierStack.open(
+        TierConfig(PAGE_BYTES, b"f" * 32, None, 0, tmp_path / "nvme", 64 * room, read_deadline_s=0.05), io=io
+    ) as stack:
+        engine = Stepped(
+            FakeBackend(BLOCKS), BLOCKS, stack, page_bytes=PAGE_BYTES, vocab=VOCAB, context=512, budget=Budget()
+        )
+        transcript = offloaded(engine, "nvme")
+        io.arm(1, Fault.STALL)  # the file is opened, its read hangs
+        told = engine.submit("s", [*transcript, 5], 9, 3, known=len(transcript) - 1)
+        engine.settle()
+        assert told.tokens == alone(told)
+        assert engine.store.counters.recomputed_tokens == len(transcript) - 1
+        transfers = engine.store.transfers
+        assert transfers is not None
+        held = transfers.blocks()
+        assert transfers.late_pages == len(held) == 4
+        others = [engine.submit(f"o{n}", [n + 20] * 30, 40, n + 10) for n in range(3)]
+        for _ in range(30):
+            engine.turn()
+        (read,) = set(transfers._late.values())
+        io.disarm()
+        read.result(60)  # it has written where it was to write
+        engine.lanes.let_go()
+        engine.settle()
+        assert not transfers.busy
+        assert [other.tokens for other in others] == [alone(other) for other in others]
+        assert engine.store.pool.counts().held == 0
+
+
 def test_two_requests_that_want_one_page_share_its_transfer_and_its_place(stack: TierStack) -> None:
     engine = Stepped(FakeBackend(32), 32, stack, page_bytes=PAGE_BYTES, vocab=VOCAB, context=512, budget=Budget())
     transcript = offloaded(engine, "nvme")
     for number in (3, 4):
         engine.submit("s", [*transcript, number], 9, number, known=len(transcript) - 1)
-    while len(engine.lanes.reads) < 2:
+    assert engine.store.transfers is not None
+    while not engine.store.transfers.joined:
         engine.turn()
-    engine.lanes.land_read(0)
     held = engine.store.pool.counts().held
+    assert len(engine.lanes.reads) == 1
     engine.lanes.land_read(0)
     assert engine.store.pool.counts().held == held  # by both
+    engine.core.check_integrity()
+    assert engine.store.counters.restored_nvme_tokens == len(transcript) - 1  # they were read once
     engine.settle()
     for told in engine.told[1:]:
         assert told.tokens == alone(told)
@@ -173,11 +210,10 @@ def test_a_prefetch_that_lands_after_a_drop_brings_nothing_and_pins_nothing(engi
     offloaded(engine, "nvme")
     engine.kv("pin", "s")
     (receipt, late) = (engine.kv("prefetch", "s", wait=wait) for wait in (False, True))
-    fetches = [engine.lanes.reads.pop(0) for _ in range(2)]
-    arrived = [(then, fetch()) for fetch, then in fetches]
+    read, then = engine.lanes.reads.pop(0)
+    arrived = read()
     engine.kv("drop", "s")
-    for then, fetched in arrived:
-        then(fetched)
+    then(arrived)
     engine.core.check_integrity()
     engine.settle()
     assert engine.store.pool.counts().free == BLOCKS

@@ -23,7 +23,7 @@ from engine.scheduler import Budget
 from kvtier import TierConfig, TierStack
 from tests.engine.conftest import Loaded, cpu_backend
 from tests.engine.fakes import PAGE_BYTES, VOCAB, FakeBackend
-from tests.engine.stepped import LogitsLog, Stepped, Told
+from tests.engine.stepped import LogitsLog, ManualLanes, Stepped, StreamLanes, Told
 
 BLOCKS = 12
 CONTEXT = 512
@@ -32,7 +32,7 @@ WIDE = Budget(prefill_beside_decode=256, prefill_alone=256)
 
 OPS = (
     *("turn", "turn", "turn", "turn", "arrive", "arrive", "return", "fork", "twin", "cancel"),
-    *("host", "nvme", "prefetch", "pin", "release", "drop"),
+    *("resume", "resume", "host", "nvme", "prefetch", "pin", "release", "drop"),
     *("land_write", "land_write", "land_read", "land_read", "lose_read", "late"),
 )
 Schedule = list[tuple[str, int, int]]
@@ -49,6 +49,7 @@ class Rig:
     backend: Callable[[int], Backend]
     page_bytes: int
     vocab: int
+    lanes: type[ManualLanes] = ManualLanes
 
     def engine(self, blocks: int, stack: TierStack | None, budget: Budget) -> Stepped:
         return Stepped(
@@ -59,17 +60,27 @@ class Rig:
             vocab=self.vocab,
             context=CONTEXT,
             budget=budget,
+            lanes=self.lanes(),
+            tick_s=0.01,
         )
 
 
-@pytest.fixture(params=["fake", "cpu"])
-def rig(request: pytest.FixtureRequest, tiny: Loaded) -> Rig:
+@pytest.fixture(params=["fake", "cpu", "ahead"])
+def rig(request: pytest.FixtureRequest, tiny: Loaded, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """`ahead`: steps run ahead of pages whenever they may."""
     if request.param == "fake":
         return Rig("fake", FakeBackend, PAGE_BYTES, VOCAB)
-    weights = tiny.weights("bf16", None)
-    return Rig(
-        "cpu", lambda blocks: cpu_backend(tiny.facts, weights, blocks), tiny.facts.page_bytes("bf16"), tiny.facts.vocab
-    )
+    weights, ahead = tiny.weights("bf16", None), request.param == "ahead"
+    size, vocab = tiny.facts.page_bytes("bf16"), tiny.facts.vocab
+    for name, value in (("LEAST_PAGES", 1), ("LEAST_TOKENS", 1)):
+        monkeypatch.setattr(f"engine.ahead.{name}", value)
+
+    def backend(blocks: int) -> Backend:
+        made: Backend = cpu_backend(tiny.facts, weights, blocks)
+        made.overlaps = ahead
+        return made
+
+    return Rig(request.param, backend, size, vocab, StreamLanes) if ahead else Rig("cpu", backend, size, vocab)
 
 
 class Player:
@@ -97,6 +108,14 @@ class Player:
         if own:
             transcript = [*own[-1].prompt, *own[-1].tokens]
             self._submit(a % 4, [*transcript, *self.prompt(b % 20, a)], b, known=len(transcript))
+
+    def _resume(self, a: int, b: int) -> None:
+        """As after a long pause: nothing else runs, and a session's pages come from NVMe."""
+        self.engine.settle()
+        self._nvme(a, b)
+        self.engine.settle()
+        self._return(a, b)
+        self._turn(b, a)
 
     def _fork(self, a: int, b: int) -> None:
         """Another session goes on from any point of a transcript, while that may still be growing."""

@@ -51,7 +51,7 @@ def test_where_there_is_no_room_to_measure_nothing_is_said(room: Room) -> None:
     backend = Clocked(8)
     speeds = measure(backend, None, PAGE_BYTES, room, backend.clock)
     assert speeds.prefill is None
-    assert speeds.pays(Tier.NVME, 1, 0, 1)
+    assert speeds.pays({Tier.NVME: 1}, 0, 1)
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def test_tiers_are_measured_where_there_are_any(harness: Harness) -> None:
 
 def test_a_tier_pays_from_a_length_on() -> None:
     speeds = Speeds(Prefill(1e-3), {tier: Link(1e6, 1e6, 0.05) for tier in Tier})
-    assert not speeds.pays(Tier.NVME, 10, 0, 100)
-    assert speeds.pays(Tier.NVME, 100, 0, 100)
+    assert not speeds.pays({Tier.NVME: 10}, 0, 100)
+    assert speeds.pays({Tier.NVME: 100}, 0, 100)
     slow = Speeds(Prefill(1e-3), {tier: Link(1e4, 1e4, 0.05) for tier in Tier})
-    assert not slow.pays(Tier.NVME, 10_000, 0, 100)
+    assert not slow.pays({Tier.NVME: 10_000}, 0, 100)
 
 
 def test_who_was_never_tried_is_tried() -> None:
-    assert Speeds(Prefill(1e-9)).pays(Tier.SHARED, 16, 0, 100)
+    assert Speeds(Prefill(1e-9)).pays({Tier.SHARED: 16}, 0, 100)
 
 
 def test_transfers_are_followed() -> None:

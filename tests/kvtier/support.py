@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from kvtier import CodecConfig, Io, Loaded, RealIo, SharedConfig, TierConfig, TierStack, root_key
+from kvtier import CodecConfig, Io, Loaded, RealIo, SharedConfig, TierConfig, TierStack, Wanted, root_key
 from kvtier.fileops import Buffer, Room
 from kvtier.keys import page_keys
 from kvtier.segments import footprint
@@ -47,6 +47,16 @@ def numbers_in(keys: set[bytes], upto: int = 200) -> set[int]:
 
 def payloads(loaded: Sequence[Loaded | None]) -> list[bytes | None]:
     return [None if one is None else bytes(one.payload) for one in loaded]
+
+
+def rooms_of(*numbers: int, size: int = PAGE) -> list[Wanted]:
+    """Memory for pages, with something else in it."""
+    return [(key_of(number), memoryview(bytearray(b"\xaa" * size))) for number in numbers]
+
+
+def landed(rooms: Sequence[Wanted], keys: Collection[bytes]) -> list[bytes | None]:
+    """What lies in the rooms of these keys, and None for the others."""
+    return [bytes(room) if key in keys else None for key, room in rooms]
 
 
 def host_budget(pages: int) -> int:

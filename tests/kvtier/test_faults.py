@@ -14,7 +14,7 @@ import pytest
 from kvtier import CodecConfig, Compression, Tier, TierClosedError, TierConfig, TierConfigError, TierStack
 from kvtier.faults import Fault, FaultyIo
 from tests.kvtier.media import Ring
-from tests.kvtier.support import SALT_ID, NoSync, config, keys_of, pages_of, payload_of, payloads
+from tests.kvtier.support import SALT_ID, NoSync, config, keys_of, landed, pages_of, payload_of, payloads, rooms_of
 
 FAULTS = 1000
 SHARED_BYTES = 90_000
@@ -77,11 +77,13 @@ class Workload:
     def step(self) -> None:
         numbers = self.noise.sample(range(12), self.noise.randint(1, 5))
         keys, tier = keys_of(*numbers), self.noise.choice(list(Tier))
-        work = self.noise.choice(["put", "put", "get", "get", "move", "copy", "delete", "collect", "restart"])
+        work = self.noise.choice(["put", "put", "get", "read into", "move", "copy", "delete", "collect", "restart"])
         if work == "put":
             self.tiers.put(pages_of(*numbers), epoch=1, salt_id=SALT_ID, tier=tier)
         elif work == "get":
             self.check_bytes(numbers)
+        elif work == "read into":
+            self.check_landed(numbers)
         elif work == "move":
             self.tiers.move(keys, tier, epoch=1, salt_id=SALT_ID)
         elif work == "copy":
@@ -106,6 +108,11 @@ class Workload:
 
     def check_bytes(self, numbers: list[int]) -> None:
         for number, page in zip(numbers, payloads(self.tiers.get(keys_of(*numbers))), strict=True):
+            assert page in (None, payload_of(number)), f"wrong bytes of page {number} after {self.io.hit}"
+
+    def check_landed(self, numbers: list[int]) -> None:
+        rooms = rooms_of(*numbers)
+        for number, page in zip(numbers, landed(rooms, self.tiers.read_into(rooms).tiers), strict=True):
             assert page in (None, payload_of(number)), f"wrong bytes of page {number} after {self.io.hit}"
 
     def check_all(self, lied: bool) -> None:

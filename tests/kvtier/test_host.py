@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvtier import Tier, TierBusyError, TierConfigError, TierIntegrityError, TierStack
-from kvtier.slots import FILE_HEADER_BYTES, SLOT_HEADER_BYTES
+from kvtier.slots import FILE_HEADER_BYTES, SLOT_HEADER_BYTES, VERSION
 from tests.kvtier.support import (
     PAGE,
     SALT_ID,
@@ -95,6 +95,29 @@ def test_pages_of_another_model_or_layout_are_missing(tmp_path: Path, change: di
     with open_stack(tmp_path) as stack:
         put(stack, 1)
     with TierStack.open(config(tmp_path, **change)) as stack:  # type: ignore[arg-type]
+        assert stack.lookup(keys_of(1)) == [None]
+        assert stack.stats().host.foreign == 1
+        stack.check_integrity()
+
+
+def test_the_room_that_is_left_is_told_without_evicting_anything(tmp_path: Path) -> None:
+    with open_stack(tmp_path, host=3) as stack:
+        assert stack.host_room() == 3
+        put(stack, 1, 2)
+        assert stack.host_room() == 1
+        stack.delete(keys_of(1))
+        assert stack.host_room() == 2
+    with open_stack(tmp_path, host=0) as stack:
+        assert stack.host_room() == 0
+
+
+def test_pages_of_an_older_format_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        for module in ("slots", "arena"):
+            patch.setattr(f"kvtier.{module}.VERSION", VERSION - 1)
+        with open_stack(tmp_path) as stack:
+            put(stack, 1)
+    with open_stack(tmp_path) as stack:
         assert stack.lookup(keys_of(1)) == [None]
         assert stack.stats().host.foreign == 1
         stack.check_integrity()

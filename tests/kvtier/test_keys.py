@@ -43,6 +43,17 @@ def test_a_payload_digest_depends_on_key_and_tenant() -> None:
     assert len(digests) == 3
 
 
+def test_a_payload_digest_depends_on_every_bit_and_on_where_each_field_ends() -> None:
+    page = bytes(4096)
+    flipped = [page[:at] + b"\x01" + page[at + 1 :] for at in (0, 1, 2047, 4095)]
+    assert len({page_digest(ROOT, b"a", one) for one in (page, *flipped, page[:-1], page + b"\0")}) == 7
+    assert page_digest(ROOT, b"ab", b"c") != page_digest(ROOT, b"a", b"bc")
+
+
+def test_the_payload_digest_is_the_one_that_is_on_disks_already() -> None:
+    assert page_digest(ROOT, b"salt", bytes(range(256))).hex() == "6ee9aaa3dab25983c98f58c07258b9bf"
+
+
 def test_keys_are_the_same_in_a_process_with_another_hash_seed() -> None:
     program = (
         "from kvtier import root_key, page_keys;"

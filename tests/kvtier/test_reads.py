@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -90,6 +91,26 @@ def test_what_a_short_file_lacks_is_zero(tmp_path: Path, direct: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 5000)
     assert SpanReader(RealIo(), direct).read(path, 4990, 5000) == b"x" * 10 + bytes(4990)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(("offset", "sizes"), [(4096, [4096, 8192]), (100, [4096]), (4096, [100, 5000])])
+def test_memory_of_any_length_is_filled_in_order(tmp_path: Path, direct: bool, offset: int, sizes: list[int]) -> None:
+    path, content = tmp_path / "file", os.urandom(30_000)
+    path.write_bytes(content)
+    memory = memoryview(mmap.mmap(-1, 30_000))
+    rooms = [memory[start : start + size] for start, size in zip((0, 8192), sizes, strict=False)]
+    SpanReader(RealIo(), direct).fill(path, offset, rooms)
+    assert b"".join(rooms) == content[offset : offset + sum(sizes)]
+
+
+@pytest.mark.parametrize("at", ["open", "read"])
+def test_memory_is_filled_through_the_cache_where_there_is_no_direct_access(tmp_path: Path, at: str) -> None:
+    path, content = tmp_path / "file", os.urandom(8192)
+    path.write_bytes(content)
+    room = memoryview(mmap.mmap(-1, 8192))
+    SpanReader(NoDirect(at), True).fill(path, 0, [room])
+    assert room == content
 
 
 class NoDirect(FaultyIo):

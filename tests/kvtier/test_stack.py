@@ -21,12 +21,15 @@ from tests.kvtier.support import (
     NoSync,
     chain,
     flip_in_payload,
+    key_of,
     keys_of,
+    landed,
     numbers_in,
     open_stack,
     pages_of,
     payload_of,
     payloads,
+    rooms_of,
     segments,
 )
 
@@ -154,6 +157,25 @@ def test_the_face_is_sorted_and_free_of_heavy_imports() -> None:
 NUMBERS = st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True)
 
 
+def test_a_page_that_does_not_verify_is_read_from_the_tier_below(tmp_path: Path) -> None:
+    with open_stack(tmp_path) as stack:
+        for tier in (Tier.HOST, Tier.NVME):
+            stack.put(pages_of(1, 2), epoch=1, salt_id=SALT_ID, tier=tier)
+        flip_in_payload(tmp_path / "arena", 1)
+        rooms = rooms_of(1, 2, 3)
+        read = stack.read_into(rooms)
+        assert landed(rooms, read.tiers) == [payload_of(1), payload_of(2), None]
+        assert read.tiers == {key_of(1): Tier.NVME, key_of(2): Tier.HOST}
+
+
+@pytest.mark.parametrize(
+    "room", [memoryview(bytes(PAGE)), memoryview(bytearray(PAGE - 1)), memoryview(bytearray(2 * PAGE))[::2]]
+)
+def test_memory_that_no_page_can_be_read_into_is_refused_in_a_sentence(tmp_path: Path, room: memoryview) -> None:
+    with open_stack(tmp_path) as stack, pytest.raises(TierUsageError, match=f"{PAGE} contiguous bytes"):
+        stack.read_into([(key_of(1), room)])
+
+
 class StackModel(RuleBasedStateMachine):
     """The stack against a dict of what was put and not deleted: it may forget a page, never change one."""
 
@@ -212,6 +234,15 @@ class StackModel(RuleBasedStateMachine):
             if loaded is not None:
                 assert bytes(loaded.payload) == self.known[number]
                 assert loaded.tier == place
+
+    @rule(numbers=NUMBERS)
+    def read_into(self, numbers: list[int]) -> None:
+        places = self.stack.lookup(keys_of(*numbers))
+        rooms = rooms_of(*numbers)
+        read = self.stack.read_into(rooms)
+        assert [read.tiers.get(key) for key, _ in rooms] == places
+        for number, page in zip(numbers, landed(rooms, read.tiers), strict=True):
+            assert page in (None, self.known.get(number))
 
     @rule(numbers=NUMBERS)
     def delete(self, numbers: list[int]) -> None:

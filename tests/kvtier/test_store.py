@@ -11,7 +11,18 @@ import pytest
 from kvtier import PageStore, S3Place
 from kvtier.fileops import Buffer
 from tests.kvtier.media import KINDS, Medium
-from tests.kvtier.support import PAGE, SALT_ID, key_of, keys_of, numbers_in, pages_of, payload_of, smooth_of
+from tests.kvtier.support import (
+    PAGE,
+    SALT_ID,
+    key_of,
+    keys_of,
+    landed,
+    numbers_in,
+    pages_of,
+    payload_of,
+    rooms_of,
+    smooth_of,
+)
 
 
 @pytest.fixture(params=KINDS)
@@ -35,6 +46,19 @@ def test_what_comes_back_is_what_was_put_and_nothing_else(medium: Medium) -> Non
         assert got(store, 3, 9, 1) == [payload_of(3), None, payload_of(1)]
         assert store.lookup(keys_of(1, 9)) == [True, False]
         assert numbers_in(store.keys()) == {1, 2, 3}
+        store.check_integrity()
+
+
+def test_pages_are_read_into_the_memory_of_whoever_wants_them(medium: Medium) -> None:
+    with medium.open() as store:
+        put(store, 1, 2, 3)
+        rooms = rooms_of(3, 9, 1)
+        filled = store.read_into(rooms)
+        assert landed(rooms, filled.keys) == [payload_of(3), None, payload_of(1)]
+        assert not filled.late
+        counts = store.counts()
+        assert (counts.hits, counts.misses) == (2, 1)
+        assert store.read_into([]).keys == set()
         store.check_integrity()
 
 
@@ -131,6 +155,17 @@ def test_answers_are_counted(medium: Medium) -> None:
         counts = store.counts()
         assert (counts.pages, counts.stored, counts.hits, counts.misses, counts.deleted) == (1, 2, 1, 2, 1)
         assert counts.budget_bytes == medium.budget_bytes
+
+
+@pytest.mark.parametrize("medium", [kind for kind in KINDS if kind != "fake"], indirect=True)
+def test_a_page_with_a_flipped_bit_is_not_among_those_that_were_read(medium: Medium) -> None:
+    with medium.open() as store:
+        put(store, 1)
+        medium.harm()
+        put(store, 2)
+        rooms = rooms_of(1, 2)
+        assert landed(rooms, store.read_into(rooms).keys) == [None, payload_of(2)]
+        assert store.counts().quarantined == 1
 
 
 @pytest.mark.parametrize("medium", [kind for kind in KINDS if kind != "fake"], indirect=True)
