@@ -30,7 +30,7 @@ class Collector:
         stack = self._store.stack
         assert stack is not None
         self._busy = True
-        self._store.lanes.write(lambda: len(stack.collect().removed), self._collected)
+        self._store.lanes.write(lambda: len(stack.collect().removed), self._collected, shared=True)
         return None
 
     def _collected(self, removed: int | None) -> None:

@@ -147,7 +147,7 @@ class Copies:
             self.stored_pages += len(stored)
             then(len(stored), result[0].bytes if result else 0)
 
-        self._lanes.write(write, done)
+        self._lanes.write(write, done, shared=tier is Tier.SHARED)
 
     def _landed(self, job: CopyJob, present: int, size: int) -> None:
         job.flying -= 1

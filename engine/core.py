@@ -45,7 +45,9 @@ class EngineCore:
         self.metrics = Metrics()
         self.steps = 0
         self.fault: BaseException | None = None
-        self.timers: list[Callable[[float], float | None]] = []  # each gives the seconds until it is next due
+        self.timers: list[Callable[[float], float | None]] = [
+            store.lanes.overdue
+        ]  # each gives the seconds until it is next due
         self._observer = Observer()
         self._backend = backend
         self._eos = frozenset(eos)

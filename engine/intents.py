@@ -221,7 +221,7 @@ class Intents:
             detail = "" if receipt else "a tier could not be written; its pages will be found by the next drop"
             answer("accepted" if receipt else "deferred", max(here, below), (receipt.bytes if receipt else 0), detail)
 
-        store.lanes.write(lambda: stack.delete(keys), deleted)
+        store.delete_below(keys, deleted)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,9 @@ class Moves:
             else:
                 then(Moved(receipt.status, receipt.pages, receipt.bytes + size, receipt.detail, seconds))
 
-        self._store.lanes.write(lambda: move(keys, tier, epoch=epoch, salt_id=record.salt_id), moved)
+        self._store.lanes.write(
+            lambda: move(keys, tier, epoch=epoch, salt_id=record.salt_id), moved, shared=tier is Tier.SHARED
+        )
 
 
 def _of_copies(present: int, total: int, size: int, seconds: float) -> Moved:

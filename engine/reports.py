@@ -60,7 +60,7 @@ class Reports:
         if stack is None:
             deleted(None)
         else:
-            store.lanes.write(lambda: stack.delete(keys), deleted)
+            store.delete_below(keys, deleted)
 
     def decisions(self, version: int, limit: int, reply: Reply) -> None:
         """Entries of the decision log that came or changed after `version`."""
@@ -106,6 +106,7 @@ class Reports:
             "steps": core.steps,
             "counters": {**asdict(store.counters), "copied_out": store.copies.stored_pages if store.copies else 0},
             "io_failures": store.lanes.failures,
+            "overdue_writes": store.lanes.overdue_writes,
         }
         if self._keeper is not None:
             facts |= {"speeds": self._keeper.speeds.as_message(), "break_even": self._keeper.break_even()}

@@ -277,11 +277,27 @@ class KvStore:
         """Exactly these pages, on the device (unless a running request holds them) and in every tier."""
         for key in keys:
             self.forget(key)
-        stack = self.stack
-        if keys and stack is not None:
-            self.lanes.write(lambda: stack.delete(list(keys)), then or (lambda _: None))
+        if keys and self.stack is not None:
+            self.delete_below(keys, then or (lambda _: None))
         elif then is not None:
             then(None)
+
+    def delete_below(self, keys: Sequence[bytes], then: Callable[[Receipt | None], None]) -> None:
+        """Exactly these pages, in every tier. A shared store that does not answer holds up nothing else; None where
+        some tier did not do it."""
+        stack, doomed = self.stack, list(keys)
+        assert stack is not None
+        here = [tier for tier in Tier if tier is not Tier.SHARED]
+
+        def near_done(near: Receipt | None) -> None:
+            if stack.config.shared is None:
+                then(near)
+                return
+            self.lanes.write(
+                lambda: stack.delete(doomed, (Tier.SHARED,)), lambda far: then(_both(near, far)), shared=True
+            )
+
+        self.lanes.write(lambda: stack.delete(doomed, here), near_done)
 
     def forget(self, key: bytes) -> bool:
         """Take a page out of the device's index. Running requests that hold its block are not disturbed, nor are those
@@ -307,3 +323,12 @@ class KvStore:
 def salt_id(salt: bytes) -> bytes:
     """16 bytes that name a salt without telling it."""
     return hashlib.sha256(b"tenuto.salt\0" + salt).digest()[:16]
+
+
+def _both(near: Receipt | None, far: Receipt | None) -> Receipt | None:
+    """What two deletions of the same pages come to."""
+    if near is None or far is None:
+        return None
+    order = ("deferred", "clipped", "rejected", "accepted", "missing")  # what is left to do, first
+    worse = min((near, far), key=lambda receipt: order.index(receipt.status))
+    return Receipt(worse.status, max(near.pages, far.pages), near.bytes + far.bytes, worse.detail)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
@@ -171,16 +171,18 @@ class TierStack:
             return Receipt("accepted", stored.present, moved)
         return Receipt("clipped" if stored.present else "rejected", stored.present, moved, stored.detail)
 
-    def delete(self, keys: Sequence[bytes]) -> Receipt:
-        """Exactly these keys, in every tier. `pages` counts keys that went, `bytes` their copies.
+    def delete(self, keys: Sequence[bytes], tiers: Collection[Tier] = tuple(Tier)) -> Receipt:
+        """Exactly these keys, in every tier, or in those named. `pages` counts keys that went, `bytes` their copies.
 
         A shared store serves them no more, and is rid of their bytes when the holder of its lease collects.
         """
         self._check_open()
         distinct = list(dict.fromkeys(keys))
-        known = sum(place is not None for place in self.lookup(distinct))
-        there = {tier: sum(store.lookup(distinct)) for tier, store in self._stores.items()}
-        went = {tier: store.delete(distinct) for tier, store in self._stores.items()}
+        stores = {tier: store for tier, store in self._stores.items() if tier in tiers}
+        found = {tier: store.lookup(distinct) for tier, store in stores.items()}
+        known = sum(any(here) for here in zip(*found.values(), strict=True))
+        there = {tier: sum(here) for tier, here in found.items()}
+        went = {tier: store.delete(distinct) for tier, store in stores.items()}
         stay = {tier: max(0, there[tier] - (count or 0)) for tier, count in went.items()}
         copies = [count or 0 for count in went.values()]
         gone = max([known, *copies]) - max([0, *stay.values()])

@@ -36,8 +36,12 @@ class ManualLanes:
         self.reads: list[tuple[Callable[[], Any], Then]] = []
         self.ends: list[tuple[Future[Any], Callable[[], object]]] = []
 
-    def write(self, task: Callable[[], Any], then: Then) -> None:
+    def write(self, task: Callable[[], Any], then: Then, *, shared: bool = False) -> None:
         self.writes.append((task, then))
+
+    def overdue(self, now: float) -> float | None:
+        """Nothing is late before the test says so."""
+        return None
 
     def read(self, task: Callable[[], Any], then: Then) -> None:
         self.reads.append((task, then))
