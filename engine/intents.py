@@ -167,6 +167,7 @@ class Intents:
             if store.sessions.get(record.name) is not record:
                 respond("missing", detail="the session was dropped meanwhile")
                 return
+            store.prefetched(key for key in waiter.tiers if store.pool.find(key) is not None)
             short = sum(store.pool.find(key) is None for key in asked)
             if record.pinned:
                 store.pin(record, len(record.pinned_blocks) + self._core.scheduler.spare_pages)

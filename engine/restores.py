@@ -103,6 +103,7 @@ class Restores:
         found = self._stop_waiting(live)
         assert found is not None
         sources = adopt(request, found, self._store)
+        self._store.used([*found.keys, *(tail.key for tail in (found.tail, found.tail_below) if tail is not None)])
         logits = self._ahead.settle(request, found)
         now = self._clock()
         self._metrics.restore_s.observe(now - live.admitted_s)

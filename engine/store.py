@@ -38,6 +38,8 @@ class Counters:
     evicted_dirty: int = 0
     lost: int = 0
     unwanted: int = 0
+    prefetched: int = 0
+    prefetched_unused: int = 0
     restore_timeouts: int = 0
     pins_broken: int = 0
     preemptions: int = 0
@@ -81,6 +83,7 @@ class KvStore:
         if stack is not None and self.copies is not None:
             self.transfers = Transfers(stack, self.copies.staged, lanes, self)
         self.unwanted: set[bytes] = set()  # not worth writing when the device gives them up
+        self._prefetched: set[bytes] = set()  # brought ahead of a request that has not come yet
         self._fingerprint = fingerprint
         self._keys = keys
         self._pins: Counter[int] = Counter()  # block -> sessions that pin it
@@ -198,6 +201,16 @@ class KvStore:
         self.delete(self.sessions.update(record, tuple(request.tokens[: request.computed]), keys))
         return record
 
+    def prefetched(self, keys: Iterable[bytes]) -> None:
+        """These pages were brought for a request that is expected."""
+        fresh = set(keys) - self._prefetched
+        self.counters.prefetched += len(fresh)
+        self._prefetched |= fresh
+
+    def used(self, keys: Iterable[bytes]) -> None:
+        """A request has these pages: whatever was brought for it was of use."""
+        self._prefetched.difference_update(keys)
+
     # -- pins -----------------------------------------------------------------------------------------------------
 
     def pin(self, record: SessionKv, room: int, only: Sequence[bytes] | None = None) -> int:
@@ -251,6 +264,9 @@ class KvStore:
         if taken.evicted is None:
             return
         key = taken.evicted
+        if key in self._prefetched:
+            self._prefetched.discard(key)
+            self.counters.prefetched_unused += 1
         rows, salt = self._rows.pop(key, PAGE_SIZE), self._salt_of.pop(key, b"")
         if taken.clean:
             self.counters.evicted_clean += 1
@@ -307,6 +323,7 @@ class KvStore:
         self._rows.pop(key, None)
         self._salt_of.pop(key, None)
         self.unwanted.discard(key)
+        self._prefetched.discard(key)
         return self.pool.forget(key)
 
     def _bind(self, block: int, key: bytes, rows: int, salt_name: bytes, clean: bool = False) -> None:

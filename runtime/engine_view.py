@@ -102,6 +102,8 @@ def _tokens(counters: dict[str, Any]) -> Table:
     table.add_row("reused", str(counters["prefix_hit_tokens"]), "found on the device")
     restored = [counters[f"restored_{tier}_tokens"] for tier in ("host", "nvme", "shared")]
     table.add_row("restored", str(sum(restored)), "{} from host, {} from NVMe, {} shared".format(*restored))
+    unused = counters["prefetched_unused"]
+    table.add_row("prefetched", str(counters["prefetched"]), f"pages, {unused} of them taken away unused")
     table.add_row("recomputed", str(counters["recomputed_tokens"]), "their pages were gone")
     preempted = f"{counters['swapped_pages']} pages to host"
     table.add_row("preemptions", str(counters["preemptions"]), preempted)

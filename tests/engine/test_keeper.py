@@ -229,3 +229,26 @@ def test_a_line_of_the_log_says_all_that_the_decision_depended_on(harness: Harne
     view = keeper._sight.view(Reason.SCHEDULED, seen)
     (change,) = replay([record(view, [])], Policy(TierKeep(Expected()), pieces=1))
     assert change.other == Policy(TierKeep(Expected()), pieces=1).decide(view)
+
+
+def test_pages_that_were_brought_and_taken_away_unused_are_counted(harness: Harness) -> None:
+    transcript = turn(harness, "s", PROMPT, 20)
+    brought = []
+    for used in (True, False):
+        harness.kv("offload", "s", tier="nvme")
+        brought.append(harness.kv("prefetch", "s")["pages"])
+        if used:
+            harness.generate("s", transcript, 1)
+        turn(harness, "other", [9] * 480, 8)
+    counters = harness.stats()["counters"]
+    assert counters["prefetched"] == sum(brought)
+    assert counters["prefetched_unused"] == brought[1]
+
+
+def test_what_a_session_that_ended_did_not_use_was_no_waste_of_room(harness: Harness) -> None:
+    turn(harness, "s", PROMPT, 20)
+    harness.kv("offload", "s", tier="nvme")
+    harness.kv("prefetch", "s")
+    harness.kv("drop", "s")
+    turn(harness, "other", [9] * 480, 8)
+    assert harness.stats()["counters"]["prefetched_unused"] == 0
