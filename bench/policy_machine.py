@@ -29,6 +29,8 @@ class Hardware:
     nvme_write_bps: float = 1.9e9
     host_tax: float = 0.25
     nvme_tax: float = 0.05
+    host_latency_s: float = 2e-4
+    nvme_latency_s: float = 1e-3
 
     def faster(self, times: float) -> Hardware:
         """A machine of that many times every rate: the same one, seen by tools that are that many times slower."""
@@ -44,11 +46,11 @@ class Hardware:
     def tiers(self) -> list[TierView]:
         found = [TierView(Place.DEVICE, self.device_bytes, 0)]
         if self.host_bytes:
-            host = TierView(Place.HOST, self.host_bytes, 0, self.host_bps, self.host_bps, 2e-4, tax=self.host_tax)
-            found.append(host)
+            speeds = (self.host_bps, self.host_bps, self.host_latency_s)
+            found.append(TierView(Place.HOST, self.host_bytes, 0, *speeds, tax=self.host_tax))
         if self.nvme_bytes:
-            speeds = (self.nvme_read_bps, self.nvme_write_bps)
-            found.append(TierView(Place.NVME, self.nvme_bytes, 0, *speeds, 1e-3, tax=self.nvme_tax))
+            speeds = (self.nvme_read_bps, self.nvme_write_bps, self.nvme_latency_s)
+            found.append(TierView(Place.NVME, self.nvme_bytes, 0, *speeds, tax=self.nvme_tax))
         return found
 
 
@@ -69,7 +71,8 @@ class Link:
 class Slot:
     """One session after another. `index` is the turn under way or, in a pause, the one that comes.
 
-    Before its turn, tokens up to `head` and from `tail` on are to be computed again; those between are there.
+    Before its turn, tokens up to `head` and from `tail` on are to be computed again; those between are there. `gaps`
+    are what is still to be computed of a turn that was begun. `promoted_bytes` were read back and not used yet.
     """
 
     turns: list[Turn]
@@ -79,6 +82,10 @@ class Slot:
     copy_ready_s: float = 0.0
     head: int = 0
     tail: int = 0
+    overtaken: int = 0
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    served_s: float = 0.0
+    promoted_bytes: int = 0
 
     @property
     def turn(self) -> Turn:
@@ -87,15 +94,26 @@ class Slot:
 
 @dataclass
 class Outcome:
-    """What was measured. `waited_s`: all the time that sessions spent waiting for a first token, summed."""
+    """What was measured. `waited_s`: all the time that sessions spent waiting for a first token, summed.
+
+    `promoted_unused_bytes` were read to the device and left it before a turn used them; `promoted_bytes` were used.
+    """
 
     waited_s: float = 0.0
     firsts: int = 0
     recomputed_tokens: int = 0
     restored_bytes: int = 0
     stored_bytes: int = 0
+    promoted_bytes: int = 0
+    promoted_unused_bytes: int = 0
     turns: int = 0
     events: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def thrash(self) -> float:
+        """Promoted and not used, over promoted."""
+        promoted = self.promoted_bytes + self.promoted_unused_bytes
+        return self.promoted_unused_bytes / promoted if promoted else 0.0
 
     @property
     def mean_wait_s(self) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from bench.policy_run import OURS, RIVALS
+from bench.policy_run import BOUND, NONE_OURS, OURS, RIVALS
 
-SHOWN = (OURS, "informed", *RIVALS)
+SHOWN = (OURS, "informed", BOUND, *RIVALS, NONE_OURS)
 WIDTH, ROW, TOP, LEFT, SPAN = 760, 16, 46, 190, 480
 STYLE = """
 text { font: 12px sans-serif; fill: #24292f } .soft { fill: #57606a } .grid { stroke: #d0d7de }
@@ -36,7 +36,7 @@ def plot(gains: dict[tuple[str, float], dict[str, float]]) -> str:
 
 
 def _bar(name: str, share: float, y: int) -> str:
-    kind = name if name in (OURS, "informed") else "rival"
+    kind = {OURS: "ours", "informed": "informed", BOUND: "informed"}.get(name, "rival")
     width = max(0.0, min(share, 1.1)) * SPAN
     return (
         f'<text class="soft" x="{LEFT - 8}" y="{y + 11}" text-anchor="end">{escape(name)}</text>'

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 import numpy as np
 
 from bench.policy_load import Tool
-from kvtier.policy import Expected, Place, Reason, SessionView, State, Survival, TierKeep, View
+from kvtier.policy import Expected, Move, Place, Policy, Reason, SessionView, State, Survival, TierKeep, View
 from kvtier.policy.keep import PAUSES
 from kvtier.policy.survival import EDGES
 
@@ -23,23 +23,28 @@ PINNED = 1e12
 """Above any time of last use: what is pinned goes last."""
 
 
-def first_come(session: SessionView) -> float:
+def first_come(session: SessionView, left_s: float) -> float:
     return session.since_s
 
 
-def by_program(session: SessionView) -> float:
+def by_program(session: SessionView, left_s: float) -> float:
     """What is still held somewhere first; then by program, in the order in which they began."""
     return session.born_s + (0.0 if session.resident or session.copy is not None else 1e9)
 
 
-def pinned_first(session: SessionView) -> float:
+def pinned_first(session: SessionView, left_s: float) -> float:
     """Continuum's: what the device still holds first; then by program."""
     return session.born_s + (0.0 if session.resident else 1e9)
 
 
-def shortest_first(session: SessionView) -> float:
+def shortest_first(session: SessionView, left_s: float) -> float:
     """ThunderAgent's: restore by 1/C + [reasoning]."""
     return session.tokens
+
+
+def least_left(session: SessionView, left_s: float) -> float:
+    """Ours: `kvtier.policy.order`."""
+    return left_s
 
 
 class Lru:
@@ -174,9 +179,12 @@ class Informed(Expected):
         self._known = {tool.name: tool for tool in tools}
 
     def survival(self, tool: str, timeout_s: float | None, view: View) -> Survival:
+        return self.distribution(tool).capped(timeout_s)
+
+    def distribution(self, tool: str) -> Survival:
         known = self._known[tool]
         scaled = np.log(np.maximum(EDGES, 1e-9) / known.median_s) / (known.sigma * math.sqrt(2))
-        return Survival(np.array([math.erfc(x) / 2 for x in scaled])).capped(timeout_s)
+        return Survival(np.array([math.erfc(x) / 2 for x in scaled]))
 
 
 class Farthest(TierKeep):
@@ -191,6 +199,24 @@ class Inverted(TierKeep):
 
     def worth(self, session: SessionView, place: Place, view: View, start: int, stop: int) -> float:
         return -super().worth(session, place, view, start, stop)
+
+
+class Deaf(Policy):
+    """Sabotage: bandwidths are what they once were, whatever the view says."""
+
+    def decide(self, view: View) -> list[Move]:
+        was = (dataclasses.replace(tier, read_bps=14e9, write_bps=14e9) for tier in view.tiers)
+        return super().decide(dataclasses.replace(view, tiers=tuple(was)))
+
+
+class Eager(Policy):
+    """Sabotage: whatever comes back soonest is read to the device before anybody asked for it."""
+
+    def _paused(self, subject: SessionView, view: View) -> list[Move]:
+        moves = super()._paused(subject, view)
+        away = [s for s in view.sessions.values() if s.copy is not None and not s.resident and s.state in PAUSES]
+        away.sort(key=lambda s: self.keep.worth(s, Place.NVME, view, 0, s.tokens), reverse=True)
+        return moves + [Move("prefetch", s.id, s.copy, view.size(s), 0.0) for s in away[:2] if s.copy is not None]
 
 
 class Blind(Expected):

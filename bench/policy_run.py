@@ -10,8 +10,8 @@ from typing import Any
 from bench import policy_rivals as rivals
 from bench.policy_load import CONTEXT_TOKENS, MIXES, Arrival, Turn, mean_pause_s, sessions
 from bench.policy_machine import Hardware, Outcome
-from bench.policy_sim import Simulation
-from kvtier.policy import Expected, Keep, Policy, SessionView, TierKeep
+from bench.policy_sim import Order, Simulation
+from kvtier.policy import Expected, Keep, Policy, TierKeep
 
 RATIOS = (0.9, 1.8, 3.7)
 """Live set over the capacity of all tiers below the device."""
@@ -30,12 +30,20 @@ SESSIONS = 200
 RIVALS = ("lru", "ttl", "continuum", "continuum-released", "thunderagent", "infercept")
 OURS = "ours"
 ORACLES = ("oracle", "oracle-farthest")
-POLICIES = ("none", "infinite", *ORACLES, OURS, "informed", *RIVALS)
-SABOTAGE: dict[str, Callable[[], Keep]] = {
-    "price": lambda: rivals.Inverted(Expected()),
-    "survival": lambda: TierKeep(rivals.Blind()),
+BOUND, BOUND_WITH_FORESIGHT = "bound", "bound-foresight"
+"""Not policies: see `bench.policy_bound`."""
+OUR_ORDER = "-our-order"
+"""After the name of a policy: the same, served in our order."""
+NONE_OURS = "none" + OUR_ORDER
+POLICIES = ("none", NONE_OURS, "infinite", *ORACLES, OURS, "informed", *RIVALS)
+SABOTAGE: dict[str, Callable[[], Policy]] = {
+    "price": lambda: Policy(rivals.Inverted(Expected())),
+    "survival": lambda: Policy(TierKeep(rivals.Blind())),
+    "bandwidth": lambda: rivals.Deaf(TierKeep(Expected())),
+    "promote": lambda: rivals.Eager(TierKeep(Expected())),
 }
-ORDERS: dict[str, Callable[[SessionView], float]] = {
+ORDERS: dict[str, Order] = {
+    **dict.fromkeys((OURS, "informed", *ORACLES), rivals.least_left),
     "continuum": rivals.pinned_first,
     "continuum-released": rivals.pinned_first,
     "thunderagent": rivals.shortest_first,
@@ -65,14 +73,14 @@ class Length:
 def make(name: str, mix: str, ends_s: Ends, sabotage: str | None = None) -> Policy:
     """A policy by name. `ends_s` is filled by the simulation; only the oracles look at it."""
     if name in OTHERS:
-        return Policy(OTHERS[name](), careful=False, demotes=False, pieces=1)
+        return Policy(OTHERS[name](), careful=False, demotes=False, pieces=1, reserves=False)
     if name == "oracle":
         return Policy(TierKeep(rivals.Prophet(ends_s)))
     if name == "oracle-farthest":
         return Policy(rivals.Farthest(rivals.Prophet(ends_s)))
     if name == "informed":
         return Policy(TierKeep(rivals.Informed(MIXES[mix])))
-    return Policy(SABOTAGE[sabotage]() if sabotage else TierKeep(Expected()))
+    return SABOTAGE[sabotage]() if sabotage else Policy(TierKeep(Expected()))
 
 
 def population(seed: int, mix: str) -> list[Found]:
@@ -103,6 +111,15 @@ def simulate(
     name: str, mix: str, ratio: float, seed: int, length: Length, demand: float, sabotage: str | None = None
 ) -> dict[str, Any]:
     """One line: what was simulated and what came out. A `demand` of 0 keeps the real engine's speed."""
+    simulation, times = prepared(name, mix, ratio, seed, length, demand, sabotage)
+    outcome = simulation.run()
+    return {"policy": name, "mix": mix, "ratio": ratio, "seed": seed, "demand": demand, **_facts(outcome, times)}
+
+
+def prepared(
+    name: str, mix: str, ratio: float, seed: int, length: Length, demand: float, sabotage: str | None = None
+) -> tuple[Simulation, float]:
+    """A simulation with its sessions in their first pause, and how many times faster the machine is."""
     found = population(seed, mix)
     machine = Hardware()
     times = speed(found, mix, demand, machine) if demand else 1.0
@@ -110,8 +127,7 @@ def simulate(
     simulation = _simulation(name, mix, machine.faster(times), live, ratio, length, sabotage)
     for turns, index, left, following in found:
         simulation.begin_paused(turns, index, left, following)
-    outcome = simulation.run()
-    return {"policy": name, "mix": mix, "ratio": ratio, "seed": seed, "demand": demand, **_facts(outcome, times)}
+    return simulation, times
 
 
 def chat(
@@ -144,11 +160,12 @@ def _simulation(
     name: str, mix: str, machine: Hardware, live_bytes: int, ratio: float, length: Length, sabotage: str | None
 ) -> Simulation:
     ends_s: Ends = {}
-    tier_bytes = 0.0 if name in ("none", "infinite") else live_bytes / ratio
+    tier_bytes = 0.0 if name in ("none", NONE_OURS, "infinite") else live_bytes / ratio
     device_bytes = max(live_bytes * DEVICE_SHARE, LEAST_ON_DEVICE * CONTEXT_TOKENS * machine.bytes_per_token)
     sized = machine.sized(1 << 62 if name == "infinite" else device_bytes, tier_bytes)
-    policy = make(name, mix, ends_s, sabotage)
-    return Simulation(sized, policy, ORDERS.get(name, rivals.first_come), length.warm, length.measure, ends_s)
+    policy = make(name.removesuffix(OUR_ORDER), mix, ends_s, sabotage)
+    order = rivals.least_left if name.endswith(OUR_ORDER) else ORDERS.get(name, rivals.first_come)
+    return Simulation(sized, policy, order, length.warm, length.measure, ends_s)
 
 
 def _held(turns: list[Turn], index: int) -> int:
@@ -163,4 +180,6 @@ def _facts(outcome: Outcome, times: float) -> dict[str, Any]:
         "recomputed_tokens": outcome.recomputed_tokens,
         "restored_bytes": outcome.restored_bytes,
         "stored_bytes": outcome.stored_bytes,
+        "promoted_bytes": outcome.promoted_bytes,
+        "promoted_unused_bytes": outcome.promoted_unused_bytes,
     }

@@ -1,10 +1,9 @@
-"""A device, its tiers and the links between them, in simulated seconds.
+"""A device that serves sessions, in simulated seconds.
 
-The device is one server that takes one session's turn at a time: the prefill alone, then its decoding at the rate that
-a full batch reaches, as if its share of the batch were done at once. Each tier's link serves reads one after another
-and writes one after another. The first sessions in the queue get their room and their bytes while the device still
-serves others. A copy is readable when its write has ended; an eviction waits for that. What a demotion leaves is free
-at once, as if the bytes in flight had a buffer of their own.
+The device is one server: a chunk of somebody's prefill at a time, then, after a turn's last chunk, its decoding at the
+rate that a full batch reaches, as if its share of the batch were done at once. Before each chunk it takes the first, by
+the policy's order, of those whose room and bytes are there, but none may be overtaken too often. The first in the queue
+get their room and their bytes while the device still serves others.
 """
 
 from __future__ import annotations
@@ -14,49 +13,44 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Iterator
 
-from bench.policy_load import NEVER_S, Turn
-from bench.policy_machine import Hardware, Link, Outcome, Slot
-from kvtier.policy import Move, Place, Policy, Reason, SessionView, State, View
+from bench.policy_load import Turn
+from bench.policy_machine import Hardware, Outcome, Slot
+from bench.policy_tiers import Machine
+from kvtier.policy import Move, Place, Policy, Reason, SessionView, State, View, Waiting, first_served, left_s
 
 AHEAD = 4
 """Sessions at the head of the queue that get room and bytes before their turn."""
+CHUNK = 256
+"""Tokens of prefill in one step of the real engine when nobody decodes."""
+Order = Callable[[SessionView, float], float]
+"""What the waiting are ranked by, least first: a session, and the seconds of prefill that are left before its token."""
 
 
-class Simulation:
-    """`order` ranks those who wait for the device, least first. `ends_s`: when each pause ends, for a prophet."""
+class Simulation(Machine):
+    """`warm` first tokens are let pass, `measure` are measured. `ends_s`: when each pause ends, for a prophet."""
 
     def __init__(
         self,
         hardware: Hardware,
         policy: Policy,
-        order: Callable[[SessionView], float],
+        order: Order,
         warm: int = 0,
         measure: int = 1 << 60,
         ends_s: dict[tuple[str, int], float] | None = None,
     ) -> None:
-        self.hardware = hardware
+        super().__init__(hardware, ends_s)
         self.policy = policy
         self.order = order
         self.warm, self.measure = warm, measure
-        self.now_s = 0.0
-        self.outcome = Outcome()
-        self.tiers = {tier.place: tier for tier in hardware.tiers()}
-        self.used = dict.fromkeys(self.tiers, 0)
-        self.reads = {place: Link() for place in self.tiers}
-        self.writes = {place: Link() for place in self.tiers}
-        self.sessions: dict[str, SessionView] = {}
-        self.slots: dict[str, Slot] = {}
         self.queue: list[str] = []
         self.ahead: list[str] = []
         self.running: str | None = None
-        self.taxed_s = 0.0
         self.service_s = 0.5
         self.owed = 0
         self.firsts = 0
         self._heap: list[tuple[float, int, str, str]] = []
         self._number = 0
         self._made = 0
-        self.ends_s = {} if ends_s is None else ends_s
 
     # what the outside puts in
 
@@ -100,6 +94,8 @@ class Simulation:
                 self.outcome.waited_s += self.owed * (self.now_s - before_s)
             if kind == "done":
                 self._done(name)
+            elif kind == "chunk":
+                self.running = None
             elif kind in ("return", "come"):
                 self._come(name, returned=kind == "return")
             self._dispatch()
@@ -117,7 +113,7 @@ class Simulation:
     def _dispatch(self) -> None:
         """Fills the head of the queue with room and bytes, then starts the first that is ready."""
         while self.queue and len(self.ahead) < AHEAD:
-            name = self._next()
+            name = self._first(self.queue)
             if not self._admit(name):
                 break
             self.queue.remove(name)
@@ -126,25 +122,39 @@ class Simulation:
             return
         ready = [name for name in self.ahead if self.slots[name].ready_s <= self.now_s]
         if ready:
-            self._start(ready[0])
+            self._serve(self._first(ready))
         else:
             self._at(min(self.slots[name].ready_s for name in self.ahead), "ready", "")
 
-    def _next(self) -> str:
-        return min(self.queue, key=lambda name: self.order(self.sessions[name]))
+    def _first(self, names: list[str]) -> str:
+        return first_served([self._as_waiting(name) for name in names])
+
+    def _as_waiting(self, name: str) -> Waiting:
+        session = self.sessions[name]
+        return Waiting(name, session.since_s, self._rank(name), self.slots[name].overtaken)
+
+    def _rank(self, name: str) -> float:
+        return self.order(self.sessions[name], self._left_s(name))
+
+    def _left_s(self, name: str) -> float:
+        """Of its prefill, if it were served now; what a pause will bring in is not known."""
+        slot, session = self.slots[name], self.sessions[name]
+        if slot.gaps:
+            return sum(self.hardware.prefill.seconds(stop, start) for start, stop in slot.gaps)
+        new_tokens = slot.turn.new_tokens if session.state is State.WAITING else 0
+        return left_s(session, new_tokens, self.hardware.prefill)
 
     def _admit(self, name: str) -> bool:
         """Room on the device for the whole turn, and the bytes that are in a tier on their way; False if no room."""
         slot, session = self.slots[name], self.sessions[name]
         tokens = session.tokens + slot.turn.new_tokens + slot.turn.out_tokens
         size = (tokens - (session.tokens if session.resident else 0)) * self.hardware.bytes_per_token
-        slot.ready_s = self.now_s
         short = size - self._free(Place.DEVICE)
         if short > 0:
-            room_s = self._apply(self._ask(Reason.PRESSURE, name, need_bytes=short))
+            self._apply(self._ask(Reason.PRESSURE, name, need_bytes=short))
             if self._free(Place.DEVICE) < size:
                 return False
-            slot.ready_s = max(slot.ready_s, room_s)
+        slot.ready_s = self._room_s(size)
         self.used[Place.DEVICE] += size
         self._become(name, held=True)
         slot.head, slot.tail = 0, session.tokens if session.resident else 0
@@ -156,32 +166,46 @@ class Simulation:
         slot, session = self.slots[name], self.sessions[name]
         for move in self._ask(Reason.SCHEDULED, name):
             if move.kind == "prefetch" and session.copy is move.place:
-                tier = self.tiers[move.place]
-                takes_s = tier.read_s(move.size_bytes)
-                start_s = max(self.now_s, slot.copy_ready_s, slot.ready_s)
-                slot.ready_s = self.reads[move.place].book(start_s, takes_s, move.size_bytes)
-                self.taxed_s += takes_s * tier.tax
-                self.outcome.restored_bytes += move.size_bytes
+                slot.ready_s = self._read(move, slot, max(self.now_s, slot.ready_s))
                 slot.head, slot.tail = session.copy_from, session.copy_to
                 return
 
+    def _serve(self, name: str) -> None:
+        """A chunk of its prefill or, after the last, its first token and all of its decoding."""
+        slot = self.slots[name]
+        if not slot.gaps:
+            self._start(name)
+        self.running = name
+        start, stop = slot.gaps.pop(0)
+        cut = min(stop, start + CHUNK)
+        if cut < stop:
+            slot.gaps.insert(0, (cut, stop))
+        ends_s = self.now_s + self.taxed_s + self.hardware.prefill.seconds(cut, start)
+        self.taxed_s = 0.0
+        slot.served_s += ends_s - self.now_s
+        if slot.gaps:
+            self._at(ends_s, "chunk", name)
+            return
+        self.ahead.remove(name)
+        decode_s = slot.turn.out_tokens / self.hardware.decode_tps
+        self._first_token(ends_s)
+        self.outcome.events.append((f"{name}/{slot.index}", ends_s))
+        self.outcome.turns += 1
+        self.service_s += 0.05 * (slot.served_s + decode_s - self.service_s)
+        self._at(ends_s + decode_s, "done", name)
+
     def _start(self, name: str) -> None:
         slot, session = self.slots[name], self.sessions[name]
-        self.ahead.remove(name)
-        self.running = name
+        slot.overtaken = 0
+        slot.served_s = 0.0
+        self.outcome.promoted_bytes += slot.promoted_bytes
+        slot.promoted_bytes = 0
+        for other in (*self.queue, *self.ahead):
+            self.slots[other].overtaken += self.sessions[other].since_s < session.since_s
         self.outcome.recomputed_tokens += slot.head + session.tokens - slot.tail
-        prefill = self.hardware.prefill
-        head_s = prefill.seconds(slot.head)
-        prefill_s = head_s + prefill.seconds(session.tokens + slot.turn.new_tokens, slot.tail)
-        decode_s = slot.turn.out_tokens / self.hardware.decode_tps
-        first_s = self.now_s + self.taxed_s + prefill_s
-        self.taxed_s = 0.0
-        self._first_token(first_s)
-        self.outcome.events.append((f"{name}/{slot.index}", first_s))
-        self.outcome.turns += 1
-        self.service_s += 0.05 * (first_s + decode_s - self.now_s - self.service_s)
-        self._become(name, state=State.RUNNING, since_s=self.now_s, resident=True, held=True)
-        self._at(first_s + decode_s, "done", name)
+        slot.gaps = [(0, slot.head)] if slot.head else []
+        slot.gaps.append((slot.tail, session.tokens + slot.turn.new_tokens))
+        self._become(name, state=State.RUNNING, resident=True, held=True)
 
     def _first_token(self, first_s: float) -> None:
         self.owed -= 1
@@ -225,75 +249,26 @@ class Simulation:
             )
             for place, tier in self.tiers.items()
         )
-        waiting = len(self.queue) + len(self.ahead) + (self.running is not None)
+        waiting = len(self.queue) + self._served()
         return View(
             self.now_s, reason, name, self.sessions, tiers, self.hardware.prefill, self.hardware.bytes_per_token,
             waiting, self.service_s, need_bytes, self._line(),
         )  # fmt: skip
 
+    def _served(self) -> int:
+        """How many have their room; who decodes is no longer among those ahead."""
+        return len(self.ahead) + (self.running is not None and self.running not in self.ahead)
+
     def _line(self) -> dict[str, int]:
         """Who is served before whom; those in a pause as if they came back now."""
-        first = len(self.ahead) + (self.running is not None)
-        ranks = {name: self.order(session) for name, session in self.sessions.items()}
+        first = self._served()
+        ranks = {name: self._rank(name) for name in self.sessions}
         queued = sorted(ranks[name] for name in self.queue)
         line = {name: first + bisect.bisect_left(queued, rank) for name, rank in ranks.items()}
         line.update((name, place) for place, name in enumerate(self.ahead))
         return line
 
-    def _apply(self, moves: list[Move]) -> float:
-        """Does them; when the room they make on the device is there."""
-        room_s = self.now_s
-        for move in moves:
-            slot, session = self.slots[move.session], self.sessions[move.session]
-            if move.kind == "store":
-                self._store(move, slot, session)
-            elif move.kind == "trim":
-                self.used[move.place] -= (move.start - session.copy_from) * self.hardware.bytes_per_token
-                self._become(move.session, copy_from=move.start)
-            elif move.place is Place.DEVICE:
-                assert session.resident
-                assert not session.held
-                self.used[Place.DEVICE] -= session.tokens * self.hardware.bytes_per_token
-                self._become(move.session, resident=False)
-                if session.copy is not None:
-                    room_s = max(room_s, slot.copy_ready_s)
-            else:
-                self._forget(session)
-            self._bury(move.session)
-        over = [place for place in self.tiers if self.used[place] > self.tiers[place].capacity_bytes]
-        assert not over, f"{over} hold more than they can"
-        return room_s
-
-    def _bury(self, name: str) -> None:
-        """A session that never comes back is gone once nothing holds it."""
-        session = self.sessions[name]
-        gone = self.ends_s.get((name, self.slots[name].index), 0.0) - self.now_s > NEVER_S / 2
-        if gone and not session.resident and session.copy is None:
-            del self.sessions[name], self.slots[name]
-
-    def _store(self, move: Move, slot: Slot, session: SessionView) -> None:
-        tier = self.tiers[move.place]
-        begin_s = max(self.now_s, slot.copy_ready_s) if session.copy is not move.place else self.now_s
-        self._forget(session)
-        takes_s = tier.write_s(move.size_bytes)
-        slot.copy_ready_s = self.writes[move.place].book(begin_s, takes_s, move.size_bytes)
-        self.taxed_s += takes_s * tier.tax
-        self.outcome.stored_bytes += move.size_bytes
-        self.used[move.place] += (session.tokens - move.start) * self.hardware.bytes_per_token
-        self._become(move.session, copy=move.place, copy_from=move.start, copy_to=session.tokens)
-
-    def _forget(self, session: SessionView) -> None:
-        if session.copy is not None:
-            self.used[session.copy] -= (session.copy_to - session.copy_from) * self.hardware.bytes_per_token
-            self._become(session.id, copy=None, copy_from=0, copy_to=0)
-
     # small things
-
-    def _free(self, place: Place) -> int:
-        return self.tiers[place].capacity_bytes - self.used[place]
-
-    def _become(self, name: str, **changes: object) -> None:
-        self.sessions[name] = dataclasses.replace(self.sessions[name], **changes)  # type: ignore[arg-type]
 
     def _at(self, when_s: float, kind: str, name: str) -> None:
         self._number += 1

@@ -13,7 +13,17 @@ from typing import Any
 
 import click
 
-from bench import crowd, engine_figures, eval_figures, evidence, policy, replay_figures, resume, wake_figures
+from bench import (
+    crowd,
+    engine_figures,
+    eval_figures,
+    evidence,
+    policy_figures,
+    policy_replay,
+    replay_figures,
+    resume,
+    wake_figures,
+)
 
 Verdict = tuple[dict[str, Any], bool]
 
@@ -40,8 +50,13 @@ def _crowd(path: Path) -> Verdict:
 
 
 def _policy(path: Path) -> Verdict:
-    figure = policy.figures([json.loads(line) for line in path.read_text().splitlines()])
-    return figure, policy.is_green(figure)
+    figure = policy_figures.figures([json.loads(line) for line in path.read_text().splitlines()])
+    return figure, policy_figures.is_green(figure)
+
+
+def _policy_check(path: Path) -> Verdict:
+    figure = policy_replay.compared([json.loads(line) for line in path.read_text().splitlines()])
+    return figure, policy_replay.is_close(figure)
 
 
 def _wake(path: Path) -> Verdict:
@@ -62,6 +77,7 @@ BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "policy.jsonl": _policy,
     "wake.jsonl": _wake,
     "replay.jsonl": _replay,
+    "policy_check.jsonl": _policy_check,
 }
 
 

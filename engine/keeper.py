@@ -55,7 +55,7 @@ class Keeper(Observer):
         self._core = core
         self._store = core.store
         self._moves = moves
-        self._policy = policy or Policy(TierKeep(Expected()), pieces=1)
+        self._policy = policy or Policy(TierKeep(Expected()), pieces=1, reserves=False)
         self._clock = clock
         self._tasks: deque[_Task] = deque()
         self._busy = False

@@ -6,9 +6,11 @@ from typing import Protocol
 
 from kvtier.policy.index import break_even_tokens
 from kvtier.policy.plan import Plan
-from kvtier.policy.values import Move, Place, Reason, SessionView, State, View
+from kvtier.policy.values import Move, Place, Prefill, Reason, SessionView, State, View
 
 BY_A_PERSON = (State.APPROVAL, State.PAUSED)
+Rates = tuple[float, float, float, float, Prefill, int]
+"""Read and write bandwidth, latency, tax, prefill, bytes per token: what a break-even follows from."""
 
 
 class Keep(Protocol):
@@ -26,21 +28,29 @@ class Keep(Protocol):
 
 
 class Policy:
-    """Copy when a tool starts, evict when someone needs the room, read back what will be scheduled.
+    """Copy when a tool starts, evict before someone needs the room, read back what will be scheduled.
+
+    Under pressure nothing is held twice: a copy of what the device still holds saves no more than being written again,
+    so it gives way to whatever lies nowhere else, and what waits for a person stays on the device if no tier has room.
 
     `careful`: a tier must never make things slower than no tier: store only from the break-even length on, and
     restore only where that is quicker than recomputing at this moment.
     `demotes`: what waits for a person leaves the device as soon as a tier holds it.
-    `pieces`: into how many the last tier divides a session. Its head is cheapest to compute again, as attention grows
-    with position, so heads are dropped first and tails kept (as Pensieve does; Cake computes heads while tails load).
+    `reserves`: when a tool starts, room for another session like it is made, so that none has to wait for a write.
+    `pieces`: into how many a session is divided where something has to be dropped. Its head is cheapest to compute
+    again, as attention grows with position, so heads are dropped first and tails kept (as Pensieve does; Cake computes
+    heads while tails load).
     """
 
-    def __init__(self, keep: Keep, *, careful: bool = True, demotes: bool = True, pieces: int = 4) -> None:
+    def __init__(
+        self, keep: Keep, *, careful: bool = True, demotes: bool = True, pieces: int = 8, reserves: bool = True
+    ) -> None:
         self.keep = keep
         self.careful = careful
         self.demotes = demotes
         self.pieces = pieces
-        self._least: dict[Place, int | None] = {}
+        self.reserves = reserves
+        self._least: dict[Rates, int | None] = {}
 
     def decide(self, view: View) -> list[Move]:
         """The moves, in order. Sizes never exceed what the view says is free plus what earlier moves free."""
@@ -58,9 +68,11 @@ class Policy:
         """Whether this length is worth storing there at all."""
         if not self.careful:
             return True
-        if place not in self._least:
-            self._least[place] = break_even_tokens(view.prefill, view.by_place[place], view.bytes_per_token)
-        least = self._least[place]
+        tier = view.by_place[place]
+        key = (tier.read_bps, tier.write_bps, tier.latency_s, tier.tax, view.prefill, view.bytes_per_token)
+        if key not in self._least:
+            self._least[key] = break_even_tokens(view.prefill, tier, view.bytes_per_token)
+        least = self._least[key]
         return least is not None and session.tokens >= least
 
     def _paused(self, subject: SessionView, view: View) -> list[Move]:
@@ -68,6 +80,8 @@ class Policy:
         stored = plan.insert(subject)
         if stored and self.demotes and subject.state in BY_A_PERSON and plan.whole(subject):
             plan.evict_device(subject)
+        if self.reserves:
+            self._vacate(plan, view.size(subject) - plan.free[Place.DEVICE])
         return plan.moves
 
     def _scheduled(self, subject: SessionView, view: View) -> list[Move]:
@@ -85,14 +99,20 @@ class Policy:
 
     def _pressed(self, subject: SessionView, view: View) -> list[Move]:
         plan = Plan(self, view)
-        resident = [s for s in view.sessions.values() if s.resident and not s.held and s.id != subject.id]
+        self._vacate(plan, view.need_bytes, subject.id)
+        return plan.moves
+
+    def _vacate(self, plan: Plan, need: int, spared: str = "") -> None:
+        """Frees so many bytes of the device; who is worth least there goes, to a tier where one takes it."""
+        if need <= 0:
+            return
+        view = plan.view
+        resident = [s for s in map(plan.now, view.sessions.values()) if s.resident and not s.held and s.id != spared]
         resident.sort(key=lambda s: self.keep.worth(s, Place.DEVICE, view, 0, s.tokens))
-        need = view.need_bytes
         for victim in resident:
             if need <= 0:
                 break
             if not plan.whole(victim):
-                plan.insert(victim)
+                plan.insert(plan.leaving(victim))
             plan.evict_device(victim)
             need -= view.size(victim)
-        return plan.moves

@@ -55,12 +55,12 @@ class TierKeep:
         if place is Place.DEVICE:
             return view.absent_s(session)
         tokens = stop - start
-        if session.state is State.RUNNING:
-            return view.by_place[place].write_s(tokens * view.bytes_per_token) + view.write_s(tokens, place)
+        if session.state is State.RUNNING or session.resident:
+            return view.write_s(tokens, place)  # a second copy: it saves being written again, no more
         below = view.below(place)
-        there_s = view.compute_s(start, stop) if below is None else view.read_s(tokens, below)
+        there_s = view.compute_s(start, stop) if below is None else view.stream_s(tokens, below)
         move_s = 0.0 if session.copy is place else view.write_s(tokens, place)
-        return max(there_s - view.read_s(tokens, place) - move_s, NEVER)
+        return max(there_s - view.stream_s(tokens, place) - move_s, NEVER)
 
 
 class Expected:

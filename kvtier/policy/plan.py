@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from typing import TYPE_CHECKING
 
 from kvtier.policy.values import Move, Place, Reason, SessionView, State, View
@@ -20,8 +21,9 @@ class Plan:
         self.view = view
         self.moves: list[Move] = []
         self.free = {tier.place: tier.free_bytes for tier in view.tiers}
+        self._on_device: set[str] = set()
         self._now: dict[str, SessionView] = {}
-        self._ranked: dict[Place, list[tuple[float, str]]] = {}
+        self._ranked: dict[tuple[Place, bool], list[tuple[float, str]]] = {}
 
     def now(self, session: SessionView) -> SessionView:
         """The session as it is after the moves so far."""
@@ -33,52 +35,84 @@ class Plan:
 
     def insert(self, session: SessionView, place: Place | None = None) -> bool:
         """Into `place` or, where others are worth more there, further down; False if nowhere."""
-        place = place or self.view.below(Place.DEVICE)
-        while place is not None:
-            if self.policy.admits(session, place, self.view):
-                start = self._make_room(session, place)
-                if start < session.tokens:
-                    self._store(session, place, start)
-                    return True
-            place = self.view.below(place)
+        first = place or self.view.below(Place.DEVICE)
+        return first is not None and (self._insert_above(session, first) or self._insert_dropping(session, first))
+
+    def _insert_above(self, session: SessionView, place: Place) -> bool:
+        """Where nothing is lost: who gives way goes one down."""
+        at: Place | None = place
+        while at is not None and self.view.below(at) is not None:
+            if self.policy.admits(session, at, self.view) and self._put(session, at, dropping=False):
+                return True
+            at = self.view.below(at)
         return False
+
+    def _insert_dropping(self, session: SessionView, first: Place) -> bool:
+        """Where what is lost is worth least."""
+        places: list[tuple[float, int, Place]] = []
+        at: Place | None = first
+        while at is not None:
+            if self.policy.admits(session, at, self.view):
+                places.append((self._least_worth(at, self.view.size(session)), len(places), at))
+            at = self.view.below(at)
+        return any(self._put(session, at, dropping=True) for _, _, at in sorted(places))
+
+    def _least_worth(self, place: Place, size: int) -> float:
+        """Of what would have to go there first; nothing has to where there is room."""
+        ranked = self._rank(place, True)
+        return ranked[0][0] if ranked and self.free[place] < size else -math.inf
+
+    def _put(self, session: SessionView, place: Place, dropping: bool) -> bool:
+        start = self._make_room(session, place, dropping)
+        if start < session.tokens:
+            self._store(session, place, start)
+        return start < session.tokens
+
+    def leaving(self, session: SessionView) -> SessionView:
+        """It leaves the device: what it is worth elsewhere no longer counts on that."""
+        self._now[session.id] = gone = dataclasses.replace(self.now(session), resident=False)
+        self._on_device.add(session.id)
+        return gone
 
     def evict_device(self, session: SessionView) -> None:
         cost_s = self.view.absent_s(self.now(session))
         self.moves.append(Move("evict", session.id, Place.DEVICE, self.view.size(session), cost_s))
         self._now[session.id] = dataclasses.replace(self.now(session), resident=False)
+        self.free[Place.DEVICE] += self.view.size(session)
 
-    def _pieces(self, session: SessionView, place: Place) -> list[int]:
-        """Where a copy may begin: anywhere in the last tier, in steps; at 0 in the others."""
-        count = self.policy.pieces if self.view.below(place) is None else 1
-        return [session.tokens * k // count for k in range(count)] + [session.tokens]
+    def _pieces(self, session: SessionView, dropping: bool) -> list[int]:
+        """Where a copy may begin: anywhere, in steps, where something is dropped; at its start where it moves."""
+        count = self.policy.pieces if dropping else 1
+        least = 0 if session.resident or session.id in self._on_device else session.copy_from
+        bounds = [session.tokens * k // count for k in range(count)] + [session.tokens]
+        return [least, *(bound for bound in bounds if bound > least)]
 
-    def _make_room(self, session: SessionView, place: Place) -> int:
+    def _make_room(self, session: SessionView, place: Place, dropping: bool) -> int:
         """The token from which on everyone who has to go is worth less than the newcomer.
 
         What the newcomer already has there counts as free to it. Nothing is displaced for a piece that does not fit.
         """
-        bounds = self._pieces(session, place)
+        bounds = self._pieces(session, dropping)
         free = self.free[place] + self._held(session, place)
         start = session.tokens
-        while start > 0:
+        while start > bounds[0]:
             head = bounds[bounds.index(start) - 1]
             size = (start - head) * self.view.bytes_per_token
             if free < size:
-                worth = self.policy.keep.worth(session, place, self.view, head, start)
-                victims = self._victims(session, place, size - free, worth)
+                worth = self._worth(session, place, head, start, dropping)
+                victims = self._victims(session, place, size - free, worth, dropping)
                 if victims is None:
                     break
-                free += sum(self._displace(victim, place, cut) for victim, cut in victims)
+                free += sum(self._displace(victim, place, cut, dropping) for victim, cut in victims)
             free -= size
             start = head
         return start
 
     def _victims(
-        self, session: SessionView, place: Place, need: int, worth: float
+        self, session: SessionView, place: Place, need: int, worth: float, dropping: bool
     ) -> list[tuple[SessionView, int]] | None:
         """Who gives way, and up to which token, to free `need` bytes; None if somebody worth as much would have to."""
-        ranked = self._rank(place)
+        ranked = self._rank(place, dropping)
         taken: list[tuple[float, str]] = []
         cuts: dict[str, int] = {}
         while need > 0 and ranked and ranked[0][0] < worth:
@@ -88,37 +122,47 @@ class Plan:
             if other.copy is not place or name == session.id:
                 continue
             begin = cuts.get(name, other.copy_from)
-            cut = next((bound for bound in self._pieces(other, place) if bound > begin), other.tokens)
-            cuts[name] = cut = min(cut, other.copy_to)
+            cuts[name] = cut = self._next_cut(other, begin, dropping)
             need -= (cut - begin) * self.view.bytes_per_token
             if cut < other.copy_to:
-                heapq.heappush(ranked, (self._head_worth(other, place, cut), name))
+                heapq.heappush(ranked, (self._head_worth(other, place, cut, dropping), name))
         if need > 0:
-            self._ranked.pop(place)
+            self._ranked.pop((place, dropping))
             return None
         return [(self.now(self.view.sessions[name]), cut) for name, cut in cuts.items()]
 
-    def _rank(self, place: Place) -> list[tuple[float, str]]:
+    def _rank(self, place: Place, dropping: bool) -> list[tuple[float, str]]:
         """A heap of the first pieces of all copies in a place."""
-        if place not in self._ranked:
+        key = (place, dropping)
+        if key not in self._ranked:
             here = [self.now(s) for s in self.view.sessions.values() if self.now(s).copy is place and self._may_go(s)]
-            self._ranked[place] = [(self._head_worth(s, place, s.copy_from), s.id) for s in here]
-            heapq.heapify(self._ranked[place])
-        return self._ranked[place]
+            self._ranked[key] = [(self._head_worth(s, place, s.copy_from, dropping), s.id) for s in here]
+            heapq.heapify(self._ranked[key])
+        return self._ranked[key]
 
-    def _head_worth(self, session: SessionView, place: Place, start: int) -> float:
-        stop = next((bound for bound in self._pieces(session, place) if bound > start), session.tokens)
-        return self.policy.keep.worth(session, place, self.view, start, stop)
+    def _next_cut(self, session: SessionView, begin: int, dropping: bool) -> int:
+        if not dropping:
+            return session.copy_to
+        count = self.policy.pieces
+        bounds = (session.tokens * k // count for k in range(1, count + 1))
+        return min(next((bound for bound in bounds if bound > begin), session.tokens), session.copy_to)
+
+    def _head_worth(self, session: SessionView, place: Place, start: int, dropping: bool) -> float:
+        return self._worth(session, place, start, self._next_cut(session, start, dropping), dropping)
+
+    def _worth(self, session: SessionView, place: Place, start: int, stop: int, dropping: bool) -> float:
+        at = self.view.tiers[-1].place if dropping else place
+        return self.policy.keep.worth(session, at, self.view, start, stop)
 
     def _may_go(self, session: SessionView) -> bool:
         """Not what is being read back, nor what the pressure is for."""
         reading = session.held and session.state is not State.RUNNING
         return not reading and not (self.view.reason is Reason.PRESSURE and session.id == self.view.subject)
 
-    def _displace(self, victim: SessionView, place: Place, cut: int) -> int:
+    def _displace(self, victim: SessionView, place: Place, cut: int, dropping: bool) -> int:
         """Down, if someone below is worth less; else its head goes, or all of it. Bytes freed here."""
         below, before = self.view.below(place), self.free[place]
-        if below is not None and self.whole(victim) and self.insert(victim, below):
+        if not dropping and below is not None and victim.copy_to == victim.tokens and self.insert(victim, below):
             return self.free[place] - before
         if cut < victim.copy_to:
             self._trim(victim, place, cut)

@@ -154,10 +154,15 @@ class View:
         tier = self.by_place[place]
         return tier.read_s(tokens * self.bytes_per_token) * (1 + tier.tax * self.waiting)
 
-    def write_s(self, tokens: int, place: Place) -> float:
-        """What writing costs: nobody waits for it, but the device pays its tax."""
+    def stream_s(self, tokens: int, place: Place) -> float:
+        """What reading more of a copy costs that is read anyway: no latency."""
         tier = self.by_place[place]
-        return tier.write_s(tokens * self.bytes_per_token) * tier.tax * (1 + self.waiting)
+        return tokens * self.bytes_per_token / tier.read_bps * (1 + tier.tax * self.waiting)
+
+    def write_s(self, tokens: int, place: Place) -> float:
+        """What writing costs: nobody waits for it, nor for its latency, but the device pays its tax."""
+        tier = self.by_place[place]
+        return tokens * self.bytes_per_token / tier.write_bps * tier.tax * (1 + self.waiting)
 
     def absent_s(self, session: SessionView) -> float:
         """What bringing it to the device costs, from what its copy holds."""

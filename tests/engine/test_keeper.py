@@ -159,7 +159,11 @@ def test_a_full_host_tier_hands_the_least_worth_on_to_nvme(tmp_path: Path) -> No
 def test_the_end_of_a_pause_is_learned(harness: Harness) -> None:
     expected = Expected()
     keeper = Keeper(
-        harness.core, Moves(harness.core), DecisionLog(), known(SLOW_COMPUTE), Policy(TierKeep(expected), pieces=1)
+        harness.core,
+        Moves(harness.core),
+        DecisionLog(),
+        known(SLOW_COMPUTE),
+        Policy(TierKeep(expected), pieces=1, reserves=False),
     )
     harness.intents = Intents(harness.core, keeper)
     turn(harness, "s", PROMPT, 20)
@@ -181,7 +185,7 @@ def test_whole_decisions_in_the_file_play_again_to_the_same_moves(tmp_path: Path
             harness.kv("prefetch", name)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["reason"] for line in lines] == ["tool_started", "scheduled"] * 2
-    changes = list(replay(lines, Policy(TierKeep(Expected()), pieces=1)))
+    changes = list(replay(lines, Policy(TierKeep(Expected()), pieces=1, reserves=False)))
     assert [change.other for change in changes] == [change.done for change in changes]
 
 
@@ -227,8 +231,8 @@ def test_a_line_of_the_log_says_all_that_the_decision_depended_on(harness: Harne
     seen = harness.store.sessions.get("s")
     assert seen is not None
     view = keeper._sight.view(Reason.SCHEDULED, seen)
-    (change,) = replay([record(view, [])], Policy(TierKeep(Expected()), pieces=1))
-    assert change.other == Policy(TierKeep(Expected()), pieces=1).decide(view)
+    (change,) = replay([record(view, [])], Policy(TierKeep(Expected()), pieces=1, reserves=False))
+    assert change.other == Policy(TierKeep(Expected()), pieces=1, reserves=False).decide(view)
 
 
 def test_pages_that_were_brought_and_taken_away_unused_are_counted(harness: Harness) -> None:

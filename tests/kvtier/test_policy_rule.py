@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,31 +128,74 @@ def test_what_runs_or_is_being_read_is_never_evicted():
     assert ours().decide(view(Reason.PRESSURE, "asking", [*held, asking], tiers(), need_bytes=100)) == []
 
 
+def pressed(old: SessionView, new: SessionView, places: list[TierView], now_s: float) -> View:
+    """`new` is alone on the device and has to leave it; `old` lies in a tier."""
+    asking = session("asking", resident=False, state=State.WAITING, since_s=now_s)
+    return view(Reason.PRESSURE, "asking", [old, new, asking], places, now_s=now_s, need_bytes=new.tokens)
+
+
 def test_a_full_host_sends_the_one_worth_least_down():
     old = session("old", resident=False, copy=Place.HOST, copy_to=100)
-    now = view(Reason.TOOL_STARTED, "new", [old, session("new", since_s=50.0)], tiers(host=100, nvme=1000), now_s=50.0)
-    assert kinds(ours().decide(now)) == [("store", "old", Place.NVME), ("store", "new", Place.HOST)]
+    moves = ours().decide(pressed(old, session("new", since_s=50.0), tiers(host=100, nvme=1000), now_s=50.0))
+    assert kinds(moves) == [
+        ("store", "old", Place.NVME),
+        ("store", "new", Place.HOST),
+        ("evict", "new", Place.DEVICE),
+    ]
 
 
-def test_the_newcomer_itself_goes_down_when_it_is_worth_least():
+def test_the_one_that_leaves_the_device_goes_further_down_when_it_is_worth_least():
     due = session("due", resident=False, copy=Place.HOST, copy_to=100)
-    now = view(Reason.TOOL_STARTED, "new", [due, session("new", since_s=70.0)], tiers(host=100, nvme=1000), now_s=70.0)
-    assert kinds(ours(Survival.point(80.0)).decide(now)) == [("store", "new", Place.NVME)]
+    now = pressed(due, session("new", since_s=70.0), tiers(host=100, nvme=1000), now_s=70.0)
+    assert kinds(ours(Survival.point(80.0)).decide(now))[0] == ("store", "new", Place.NVME)
 
 
-def test_in_the_last_tier_heads_are_dropped_first_and_tails_are_kept():
-    places = list(tiers(host=100))
+def test_where_something_has_to_be_dropped_heads_go_first_and_tails_are_kept():
     old = session("old", tokens=80, resident=False, copy=Place.HOST, copy_to=80)
-    now = view(Reason.TOOL_STARTED, "new", [old, session("new", tokens=40, since_s=50.0)], places, now_s=50.0)
-    moves = ours().decide(now)
-    assert kinds(moves) == [("trim", "old", Place.HOST), ("store", "new", Place.HOST)]
+    now = pressed(old, session("new", tokens=40, since_s=50.0), list(tiers(host=100)), now_s=50.0)
+    moves = ours(pieces=4).decide(now)
+    assert kinds(moves)[:2] == [("trim", "old", Place.HOST), ("store", "new", Place.HOST)]
     assert moves[0].start == 20
 
 
 def test_whole_sessions_only_when_asked_for_one_piece():
     old = session("old", tokens=80, resident=False, copy=Place.HOST, copy_to=80)
-    now = view(Reason.TOOL_STARTED, "new", [old, session("new", tokens=40, since_s=50.0)], tiers(host=100), now_s=50.0)
-    assert kinds(ours(pieces=1).decide(now)) == [("evict", "old", Place.HOST), ("store", "new", Place.HOST)]
+    now = pressed(old, session("new", tokens=40, since_s=50.0), tiers(host=100), now_s=50.0)
+    assert kinds(ours(pieces=1).decide(now))[:2] == [("evict", "old", Place.HOST), ("store", "new", Place.HOST)]
+
+
+def test_nothing_that_lies_nowhere_else_gives_way_to_a_second_copy():
+    old = session("old", resident=False, copy=Place.HOST, copy_to=100)
+    now = view(Reason.TOOL_STARTED, "new", [old, session("new", since_s=50.0)], tiers(host=100), now_s=50.0)
+    assert ours().decide(now) == []
+
+
+def test_a_second_copy_gives_way_to_what_lies_nowhere_else():
+    twice = session("twice", copy=Place.HOST, copy_to=100, since_s=50.0, state=State.RUNNING, held=True)
+    moves = ours(pieces=1).decide(pressed(twice, session("new"), tiers(host=100), now_s=50.0))
+    assert kinds(moves) == [
+        ("evict", "twice", Place.HOST),
+        ("store", "new", Place.HOST),
+        ("evict", "new", Place.DEVICE),
+    ]
+
+
+def test_a_tool_that_starts_makes_room_for_another_before_it_is_asked_for():
+    old = session("old", since_s=-500.0)
+    now = view(Reason.TOOL_STARTED, "new", [old, session("new", since_s=0.0)], tiers(device=250), now_s=0.0)
+    assert kinds(ours().decide(now))[-1] == ("evict", "old", Place.DEVICE)
+    assert ("evict", "old", Place.DEVICE) not in kinds(ours(reserves=False).decide(now))
+
+
+def test_a_break_even_is_that_of_the_bandwidth_seen_now():
+    places, half = (
+        tiers(latency_s=0.05),
+        [replace(tier, read_bps=tier.read_bps / 120) for tier in tiers(latency_s=0.05)],
+    )
+    policy = ours()
+    for at, stored in ((places, True), (half, False), (places, True)):
+        moves = policy.decide(view(Reason.TOOL_STARTED, "a", [session("a", tokens=200)], at))
+        assert bool(moves) is stored
 
 
 def test_a_restore_is_chosen_only_where_it_is_quicker_at_this_moment():
@@ -175,7 +219,7 @@ def test_nothing_is_promoted_for_a_session_that_is_not_about_to_be_scheduled():
 
 def test_a_log_is_replayed_under_another_policy():
     old = session("old", tokens=80, resident=False, copy=Place.HOST, copy_to=80)
-    now = view(Reason.TOOL_STARTED, "new", [old, session("new", tokens=40, since_s=50.0)], tiers(host=100), now_s=50.0)
+    now = pressed(old, session("new", tokens=40, since_s=50.0), tiers(host=100), now_s=50.0)
     line = json.loads(json.dumps(record(now, ours().decide(now))))
     [same] = replay([line], ours())
     [other] = replay([line], ours(pieces=1))
@@ -193,7 +237,7 @@ def test_a_log_is_replayed_under_another_policy():
         max_size=12,
     ),
     st.sampled_from([Reason.TOOL_STARTED, Reason.PRESSURE]),
-    st.integers(1, 4),
+    st.integers(1, 8),
     st.integers(0, 600),
 )
 def test_no_place_is_ever_overfilled_and_every_move_can_be_done(rows, reason, pieces, spare):
