@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         shared=options.shared,
         shared_bytes=options.shared_bytes,
         decision_log=options.decision_log,
+        admission=options.kv_admission,
         compression=options.kv_compression,
         encrypted=options.kv_encryption == "on",
         weights_cache=options.weights_cache or options.model.parent / "cache",
@@ -128,6 +129,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--kv-encryption", choices=("off", "on"), default="off", help="the same, by a key that comes from the salt"
+    )
+    parser.add_argument(
+        "--kv-admission",
+        choices=("measured", "always"),
+        default="measured",
+        help="when a tier is used: where it is quicker than computing, by speeds measured at the start; or always",
     )
     parser.add_argument("--decision-log", type=Path, help="append every decision of the tier policy to this file")
     parser.add_argument("--threads", type=int, default=2)

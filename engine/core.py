@@ -94,6 +94,7 @@ class EngineCore:
         self.store.sessions.open(spec.session, salt_id(spec.salt), request.root)
         now = self._clock()
         self._live[spec.request_id] = Live(request, sink, constraint, submitted_s=now, queued_s=now)
+        request.left = self.store.left(request)
         self.scheduler.add(request)
         self._observer.submitted(spec.session)
 

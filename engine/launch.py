@@ -26,7 +26,7 @@ from engine.pages import PagePool
 from engine.request import Limits
 from engine.scheduler import Scheduler
 from engine.server import EngineServer
-from engine.speeds import Room, measure
+from engine.speeds import Room, Speeds, measure
 from engine.store import KvStore
 from engine.tokens.vocabulary import tokenizer_from
 from engine.weights import load_weights
@@ -44,7 +44,8 @@ class EngineSettings:
 
     `backend` is auto, cpu or torch. `weights_cache` None: nothing is cached. `decision_log`: a file to which every
     decision of the tier policy is appended, with all that it depended on. `compression` (off, zlib, zstd) and
-    `encrypted` are of pages below host memory.
+    `encrypted` are of pages below host memory. `admission`: measured, a tier is used where it is quicker than
+    computing; or always.
     """
 
     model: Path
@@ -59,6 +60,7 @@ class EngineSettings:
     shared: str | None = None
     shared_bytes: int = 0
     decision_log: Path | None = None
+    admission: str = "measured"
     compression: str = "off"
     encrypted: bool = False
     weights_cache: Path | None = None
@@ -127,8 +129,10 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
         eos_token_ids=tokenizer.eos_token_ids,
         kv_pool_tokens=blocks * PAGE_SIZE,
     )
-    progress("measuring", 0.0)
-    speeds = measure(backend, stack, store.page_bytes, Room(blocks, facts.context))
+    speeds = Speeds()
+    if settings.admission == "measured":
+        progress("measuring", 0.0)
+        speeds = measure(backend, stack, store.page_bytes, Room(blocks, facts.context))
     keeper = Keeper(core, Moves(core), DecisionLog(settings.decision_log), speeds)
     intents = Intents(core, keeper)
     Collector(core)

@@ -74,6 +74,7 @@ class Request:
     preemptions: int = 0
     had: int = 0  # most tokens that it had computed when it was sent back
     claimed_pages: int = 0  # held for it while it is being restored
+    left: int = 0  # tokens that neither device nor tiers had when it came
     phase: Phase = Phase.WAITING
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)

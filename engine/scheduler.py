@@ -9,9 +9,10 @@ admitted request is never sent back and fits the pool alone, so someone always e
                                              |<- owed to admitted ->|<- growth ->|<-- the next one ->|
 
 Order of admission: the tenant that was served least; within it those that were sent back, then sessions that return
-from a tool, then the rest, each in order of arrival. Whoever was overtaken OVERTAKEN_AT_MOST times by later arrivals
-goes before all of these. Prefill is shared out in the same order, but who had none for PASSED_OVER_AT_MOST steps goes
-first within its tenant only.
+from a tool, then the rest, each by the tokens that are left to compute (Schrage 1968: the least mean wait; who lost its
+pages delays nobody but itself), then in order of arrival. Whoever was overtaken OVERTAKEN_AT_MOST times by later
+arrivals goes before all of these. Prefill is shared out in the same order, but who had none for PASSED_OVER_AT_MOST
+steps goes first within its tenant only.
 """
 
 from __future__ import annotations
@@ -211,17 +212,18 @@ class Scheduler:
             self._fairness.serve(piece.request.spec.salt, piece.count)
         return work
 
-    def _prefill_rank(self, request: Request) -> tuple[int, int, int]:
-        """The tenant that was served least; within it those that were passed over, those that return, the rest."""
+    def _prefill_rank(self, request: Request) -> tuple[int, int, int, int]:
+        """The tenant that was served least; within it those that were passed over, those that return, the rest, who has
+        least left first."""
         overdue = request.passed_over >= PASSED_OVER_AT_MOST
         rank = 0 if overdue else 1 if request.returning else 2
-        return self._fairness.served(request.spec.salt), rank, request.arrival
+        return self._fairness.served(request.spec.salt), rank, request.pending, request.arrival
 
 
-def _rank(request: Request) -> tuple[int, int]:
+def _rank(request: Request) -> tuple[int, int, int]:
     if request.phase is Phase.PREEMPTED:
-        return 0, request.arrival
-    return (1 if request.returning else 2), request.arrival
+        return 0, 0, request.arrival
+    return (1 if request.returning else 2), request.left, request.arrival
 
 
 def _chunk(request: Request, tokens: int) -> Work:

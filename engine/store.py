@@ -98,6 +98,14 @@ class KvStore:
             self.stack.unlock()  # reads manifests, once for a tenant; the request that is coming looks for its pages
         return root_key(fingerprint=self._fingerprint, group=0, shard=0, shards=1, salt=salt)
 
+    def left(self, request: Request) -> int:
+        """Tokens of a new request that will have to be computed, by what lies where now."""
+        keys = request.known_keys()
+        here = self.pool.match(keys)
+        places = self.transfers.lookup(keys[here:]) if self.transfers is not None else []
+        below = next((count for count, place in enumerate(places) if place is None), len(places))
+        return len(request.tokens) - (here + below) * PAGE_SIZE
+
     # -- pages of a running request -------------------------------------------------------------------------------
 
     def take(self) -> int:

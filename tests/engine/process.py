@@ -38,6 +38,7 @@ async def engine(model: Path, root: Path, **options: Any) -> AsyncIterator[Proce
         "model": model,
         "socket": socket,
         "kv-tokens": 1024,
+        "kv-admission": "always",  # a tiny model computes sooner than any tier reads
         "host-arena": root / "arena",
         "host-bytes": 256 << 20,
         "nvme-dir": root / "nvme",

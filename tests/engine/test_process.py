@@ -341,7 +341,7 @@ async def kill_and_restore(
             pass
         assert await process.stop(signal.SIGKILL) == -signal.SIGKILL
         with pytest.raises(EngineGone):
-            await running
+            pytest.fail(f"it was not running any more: {(await running).done}")
         await client.close()
     async with engine(model, root, kv_tokens=pool) as process:
         async with await EngineClient.connect(process.socket) as client:

@@ -284,3 +284,32 @@ def test_every_request_ends_whatever_arrives(arrivals: list[tuple[int, int, bool
     assert Counter(r.phase for r in everyone) == {Phase.ENDED: len(everyone)}
     assert all(len(r.tokens) == r.limit for r in everyone)
     assert engine.pool.counts().free == 12
+
+
+def test_of_those_that_return_who_lost_least_goes_first_but_not_for_ever() -> None:
+    engine = Engine(100, Budget(running=1))
+    lost = request(200, known=190, name="lost")
+    lost.left = 200
+    engine.add(lost)
+    for number in range(OVERTAKEN_AT_MOST + 3):
+        whole = request(20, known=10, name=f"whole{number}")
+        whole.left = 10
+        engine.add(whole)
+    order = admitted_one_by_one(engine)
+    assert order[0] == "whole0"
+    assert order.index("lost") == OVERTAKEN_AT_MOST
+
+
+def test_a_short_rest_does_not_wait_for_a_long_prompt() -> None:
+    engine = Engine(1000, Budget(prefill_alone=64))
+    engine.add(request(900, name="long"))
+    engine.step()
+    engine.add(request(40, name="short"))
+    engine.step()
+    assert engine.step().work[0].request.spec.request_id == "short"
+
+
+def test_of_equal_rests_the_first_to_come_goes_first() -> None:
+    engine = Engine(100, Budget(running=1))
+    engine.add(*(request(40, name=f"r{number}") for number in range(4)))
+    assert admitted_one_by_one(engine) == [f"r{number}" for number in range(4)]
