@@ -15,6 +15,8 @@ from engine.errors import EngineFault, EngineGone, RequestError
 from engine.request import Sampling
 from engine.wire import ModelCard, encode_frame, parse_address, read_frame
 
+_AUDIT_PARTS = 16
+
 
 @dataclass(frozen=True)
 class Prefill:
@@ -282,12 +284,24 @@ class EngineClient:
         return int(answer["version"]), list(answer["decisions"])
 
     async def audit(self, *, repair: bool = False, verify: bool = True) -> dict[str, Any]:
-        """What lies in every tier, what sessions and device name, what is wrong with it. `verify` reads every page."""
-        return await self._ask({"type": "audit", "repair": repair, "verify": verify})
+        """What lies in every tier, what sessions (`held`) and device name, what is wrong with it. `verify` reads every
+        page. Keys come in parts: all of them may be more than a frame can hold."""
+        message = {"type": "audit", "repair": repair, "verify": verify, "parts": _AUDIT_PARTS}
+        told = await self._ask({**message, "part": 0})
+        for part in range(1, _AUDIT_PARTS):
+            more = await self._ask({**message, "verify": False, "part": part})
+            for name in ("held", "device"):
+                told[name] += more[name]
+            for tier, keys in more["tiers"].items():
+                told["tiers"].setdefault(tier, []).extend(keys)
+            if told["integrity"] == "ok":
+                told["integrity"] = more["integrity"]
+        return told
 
-    async def delete_keys(self, keys: Sequence[str]) -> KvReceipt:
-        """Delete exactly these pages (hex keys), wherever they are."""
-        return _receipt(await self._ask({"type": "delete_keys", "keys": list(keys)}))
+    async def delete_keys(self, keys: Sequence[str], *, unheld: bool = False) -> KvReceipt:
+        """Delete exactly these pages (hex keys), wherever they are. `unheld`: but for those that a session of the
+        engine has, or a think under way needs."""
+        return _receipt(await self._ask({"type": "delete_keys", "keys": list(keys), "unheld": unheld}))
 
     async def stats(self) -> dict[str, Any]:
         """Pool, scheduler, counters, tiers; `integrity` is "ok" or says what does not add up."""

@@ -142,8 +142,8 @@ class Copies:
                     del self.staged[key]
             places: list[Tier | None] = result[1] if result else [None] * len(keys)
             stored = [key for key, place in zip(keys, places, strict=True) if place is not None]
-            for key in stored:
-                self._pool.mark(key, clean=True)
+            for key, place in zip(keys, places, strict=True):
+                self._pool.mark(key, clean=place is not None)  # one that was read back meanwhile may be the only copy
             self.stored_pages += len(stored)
             then(len(stored), result[0].bytes if result else 0)
 

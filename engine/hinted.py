@@ -19,16 +19,17 @@ class Hinted:
 
     def __init__(self, intents: Intents) -> None:
         self._intents = intents
-        self._done: OrderedDict[tuple[str, int], dict[str, Any]] = OrderedDict()
+        self._done: OrderedDict[tuple[str, int, Hint], dict[str, Any]] = OrderedDict()
 
     def act(self, envelope: Envelope, reply: Reply) -> None:
-        """Act on hints, one receipt per hint, in their order; a hint that came before is answered as it was then."""
+        """Act on hints, one receipt per hint, in their order. A hint that came before is answered as it was then; one
+        that says something else under the same message id is another sender's."""
         receipts: list[dict[str, Any]] = [{} for _ in envelope.hints]
         left = len(receipts)
 
         def answered(place: int, receipt: dict[str, Any]) -> None:
             nonlocal left
-            receipts[place] = self._done[(envelope.message_id, place)] = receipt
+            receipts[place] = self._done[(envelope.message_id, place, envelope.hints[place])] = receipt
             while len(self._done) > _HINTS_KEPT:
                 self._done.popitem(last=False)
             left -= 1
@@ -36,7 +37,7 @@ class Hinted:
                 reply({"receipts": receipts})
 
         for place, hint in enumerate(envelope.hints):
-            before = self._done.get((envelope.message_id, place))
+            before = self._done.get((envelope.message_id, place, hint))
             if before is not None:
                 answered(place, before)
             else:
@@ -53,6 +54,11 @@ class Hinted:
         refused = {"status": "rejected", "pages": 0, "bytes": 0, "ms": 0.0, "detail": hint.refusal, "tier": None}
         if hint.call is None:
             answer(refused)
+            return
+        known = self._intents.epoch(hint.call.session)
+        if hint.call.epoch > known:  # advice ends nobody's lease: only an owner does
+            detail = f"session {hint.call.session!r} is at epoch {known}; epoch {hint.call.epoch} was not seen here yet"
+            answer({**refused, "detail": detail})
             return
         try:
             self._intents.handle(hint.call, answer)

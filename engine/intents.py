@@ -18,12 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from engine.core import EngineCore
-from engine.decisions import Decision, DecisionLog
+from engine.decisions import DecisionLog
 from engine.errors import RequestError
 from engine.facts import PAGE_SIZE
 from engine.keeper import Keeper
 from engine.kvcall import KvCall
 from engine.moves import Moved, Moves
+from engine.pins import Pins
 from engine.reports import Reply
 from engine.restore import Search, Tail, chain, leading
 from engine.sessions import SessionKv
@@ -41,8 +42,7 @@ class Intents:
         self._store = core.store
         self._moves = Moves(core)
         self.keeper = keeper or Keeper(core, self._moves, DecisionLog(), Speeds())
-        self._pins: dict[str, tuple[Decision, float]] = {}  # the open entry of a pin, and since when it holds
-        core.timers.append(self._end_pins)
+        self._pins = Pins(core, self.keeper)
 
     def handle(self, call: KvCall, reply: Reply) -> None:
         """Do it and answer once. Raises RequestError (stale_epoch, bad_request)."""
@@ -64,10 +64,10 @@ class Intents:
         if record is None:
             answer("missing", detail="the engine knows no pages of this session; send its token_ids")
         elif call.intent == "pin":
-            self._pin(record, call, answer)
+            self._pins.pin(record, call, answer)
         elif call.intent == "release":
             self.keeper.ended(record, call)
-            held = self._unpin(record)
+            held = self._pins.unpin(record) if call.tokens is None else self._pins.unpin_range(record, call)
             answer("accepted", held, detail="" if held else "nothing was pinned")
         elif call.intent == "prefetch":
             self._come_back(record, call, answer)
@@ -76,34 +76,11 @@ class Intents:
         else:
             self._offload(record, call, call.tier, answer)
 
+    def epoch(self, session: str) -> int:
+        """Of its present owner, as far as is known."""
+        return self._store.sessions.epoch(session)
+
     # -- intents --------------------------------------------------------------------------------------------------
-
-    def _pin(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
-        if not record.pinned_blocks:
-            self._unpin(record)  # one that was taken away meanwhile
-        room = len(record.pinned_blocks) + self._core.scheduler.spare_pages
-        wanted = call.keys_of(record.keys)
-        held = self._store.pin(record, room, wanted)
-        record.pin_until_s = None if call.ttl_s is None else time.monotonic() + call.ttl_s
-        if call.pause is not None:
-            self.keeper.waits(record, call)
-        short = len(wanted) - held
-        size = held * self._store.page_bytes
-        if held and record.name not in self._pins:
-            self._pins[record.name] = (self.keeper.asked(record, call, "device"), time.monotonic())
-        if short > 0 or not wanted:
-            answer("clipped" if held else "missing", held, size, f"{short} pages are not on the device or have no room")
-        else:
-            answer("accepted", held, size)
-
-    def _unpin(self, record: SessionKv) -> int:
-        record.pinned, record.pin_until_s = False, None
-        entry, since_s = self._pins.pop(record.name, (None, 0.0))
-        held = self._store.unpin(record)
-        if entry is not None:
-            left = "" if held else "it had been taken away before"
-            self.keeper.decisions.settle(entry, 0.0, "done", left or f"held for {time.monotonic() - since_s:.1f} s")
-        return held
 
     def _by_policy(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
         respond = _once(answer)
@@ -120,7 +97,7 @@ class Intents:
         if call.pause is not None:
             self.keeper.waits(record, call)
         if tier is Tier.NVME:
-            self._unpin(record)
+            self._pins.unpin(record)
         respond = _once(answer)
         keys = call.keys_of(record.keys)
         entry = self.keeper.asked(record, call, tier.value)
@@ -170,7 +147,8 @@ class Intents:
             store.prefetched(key for key in waiter.tiers if store.pool.find(key) is not None)
             short = sum(store.pool.find(key) is None for key in asked)
             if record.pinned:
-                store.pin(record, len(record.pinned_blocks) + self._core.scheduler.spare_pages)
+                room, only = len(record.pinned_blocks) + self._core.scheduler.spare_pages, record.pinned_only
+                store.pin(record, room, None if only is None else [key for key in record.keys if key in only])
             here, size = len(asked) - short, len(waiter.tiers) * store.page_bytes
             if short:
                 respond(
@@ -197,7 +175,7 @@ class Intents:
             store.copies.cancel(call.session)
         record = store.sessions.get(call.session)
         if record is not None:
-            self._unpin(record)
+            self._pins.unpin(record)
         self.keeper.dropped(call.session)
         keys = store.sessions.drop(call.session)
         if call.token_ids:
@@ -218,6 +196,8 @@ class Intents:
             return
 
         def deleted(receipt: Receipt | None) -> None:
+            for key in keys:  # one that was being read back meanwhile came as a clean copy of what is gone now
+                store.pool.mark(key, clean=False)
             below = receipt.pages if receipt else 0
             detail = "" if receipt else "a tier could not be written; its pages will be found by the next drop"
             answer("accepted" if receipt else "deferred", max(here, below), (receipt.bytes if receipt else 0), detail)
@@ -255,15 +235,6 @@ class Intents:
             if place is not None or self._store.pool.find(tail.key) is not None:
                 return tail
         return None
-
-    def _end_pins(self, now: float) -> float | None:
-        """Pins whose time has run out. Seconds until the next is due."""
-        dues = [record for record in self._store.sessions.all() if record.pin_until_s is not None]
-        for record in dues:
-            if record.pin_until_s is not None and record.pin_until_s <= now:
-                self._unpin(record)
-        left = [record.pin_until_s for record in dues if record.pin_until_s is not None]
-        return min(left) - now if left else None
 
 
 def _once(answer: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.core import EngineCore
 from engine.decisions import Decision, DecisionLog
@@ -36,6 +36,7 @@ class _Task:
     epoch: int
     entry: Decision
     then: Callable[[Moved], None] | None = None
+    turns: int = 0  # that the session had had when this was decided
 
 
 class Keeper(Observer):
@@ -59,6 +60,7 @@ class Keeper(Observer):
         self._clock = clock
         self._tasks: deque[_Task] = deque()
         self._busy = False
+        self._going_on = False
         self._sight = Sight(core, speeds, clock)
         self._absent: dict[str, list[Decision]] = {}  # evictions whose price is known when the session is back
         self._token_bytes = self._sight.token_bytes
@@ -184,6 +186,7 @@ class Keeper(Observer):
             record.since_s = self._clock()
             record.born_s = record.born_s or record.since_s
             record.copy_to = min(record.copy_to, len(record.tokens))
+            self._want(record, True)  # it may have found pages that another session had no use for
 
     def dropped(self, session: str) -> None:
         """The session is over."""
@@ -248,31 +251,48 @@ class Keeper(Observer):
                 predicted_s=self.speeds.links[tier].write_s(move.size_bytes),
                 instead_s=self.speeds.compute_s(0, len(record.tokens)),
             )
-        self._tasks.append(_Task(move, record, call.epoch if record.name == call.session else 0, entry, then))
+        epoch = call.epoch if record.name == call.session else 0
+        self._tasks.append(_Task(move, record, epoch, entry, then, record.turns))
 
     def _go_on(self) -> None:
+        """In one loop, however many end at once: hundreds that called each other would exhaust the stack."""
+        if self._going_on:
+            return
+        self._going_on = True
         while self._tasks and not self._busy:
             self._busy = True
             self._start(self._tasks.popleft())
+        self._going_on = False
 
     def _start(self, task: _Task) -> None:
-        record, tier = task.record, TIER_OF[task.move.place]
+        record, tier, tokens = task.record, TIER_OF[task.move.place], len(task.record.tokens)
 
-        def done(moved: Moved) -> None:
-            if task.move.kind == "store":
-                self._was_stored(task, tier, moved)
-            elif record.copy is tier:
+        def stored(moved: Moved) -> None:
+            self._was_stored(task, tier, tokens, moved)
+            self._ended(task, moved)
+
+        def freed(moved: Moved) -> None:
+            if record.copy is tier:
                 record.copy, record.copy_to = None, 0
-            self._look_at_usage(lambda: self._done(task, moved))  # the next decision is to see what this one left
+            self._ended(task, moved)
 
         if self._store.sessions.get(record.name) is not record:
-            self.decisions.settle(task.entry, None, "moot", "the session was dropped meanwhile")
-            done(Moved("missing", detail="the session was dropped meanwhile"))
+            self._skip(task, "the session was dropped meanwhile")
         elif task.move.kind == "store":
-            self._moves.store(record, tier, task.epoch, done)
+            self._moves.store(record, tier, task.epoch, stored)
+        elif record.turns != task.turns:
+            self._skip(task, "the session came back meanwhile")
         else:
             self._want(record, False)
-            self._moves.free_tier(record, tier, done)
+            self._moves.free_tier(record, tier, freed)
+
+    def _skip(self, task: _Task, why: str) -> None:
+        self.decisions.settle(task.entry, None, "moot", why)
+        self._done(task, Moved("missing", detail=why))
+
+    def _ended(self, task: _Task, moved: Moved) -> None:
+        """The next decision is to see what this move left."""
+        self._look_at_usage(lambda: self._done(task, moved))
 
     def _done(self, task: _Task, moved: Moved) -> None:
         self._busy = False
@@ -280,13 +300,14 @@ class Keeper(Observer):
             task.then(moved)
         self._go_on()
 
-    def _was_stored(self, task: _Task, tier: Tier, moved: Moved) -> None:
+    def _was_stored(self, task: _Task, tier: Tier, tokens: int, moved: Moved) -> None:
+        """`tokens`: those that it had when the copy began; it may have gone on since."""
         record = task.record
         status = "done" if moved.whole else "failed"
         self.decisions.settle(task.entry, moved.seconds, status, moved.detail)
         self.speeds.write_took(tier, moved.bytes, moved.seconds)
         if moved.whole:
-            record.copy, record.copy_to = tier, len(record.tokens)
+            record.copy, record.copy_to = tier, min(tokens, len(record.tokens))
             if record.pause is not None and record.pause.state in (State.APPROVAL, State.PAUSED):
                 self._moves.free_device(record, record.keys)
 
@@ -297,11 +318,10 @@ class Keeper(Observer):
         """No move for the session itself: its copy is there already, or no tier is worth it."""
         session = view.sessions[record.name]
         if session.copy is not None and session.copy_to >= session.tokens:
-            tier = TIER_OF[session.copy]
-            answer(Moved("accepted", len(record.keys), 0, "the copy is there already"), tier)
+            self._look_again(record, call, TIER_OF[session.copy], answer)
             return
-        if self._store.stack is None:
-            detail = "this engine has no tiers below the device"
+        if not any(place in view.by_place for place in TIER_OF):
+            detail = "this engine has neither host memory nor NVMe for pages"
         elif not any(self._policy.admits(session, place, view) for place in TIER_OF if place in view.by_place):
             detail = "so short a context is computed again sooner than it is read back"
         else:
@@ -312,6 +332,17 @@ class Keeper(Observer):
         answer(
             Moved("rejected", detail=f"{detail}; the pages stay on the device until someone needs their place"), None
         )
+
+    def _look_again(self, record: SessionKv, call: KvCall, tier: Tier, answer: Answer) -> None:
+        """The copy should be there; what the tier has given up since is copied again."""
+
+        def looked(moved: Moved) -> None:
+            if not moved.whole:
+                record.copy, record.copy_to = None, 0
+            detail = "the copy is there already" if moved.whole and not moved.bytes else moved.detail
+            answer(replace(moved, detail=detail), tier)
+
+        self._moves.store(record, tier, call.epoch, looked)
 
     # -- the log --------------------------------------------------------------------------------------------------
 
@@ -345,6 +376,11 @@ class Keeper(Observer):
         return entry
 
     def _note_absent(self, record: SessionKv, reason: str, place: Place, cost_s: float, step: int) -> Decision:
+        """One entry for a place, until the session is back: that it was offered before and is still there, or is asked
+        to go twice, makes no second absence."""
+        for entry in self._absent.get(record.name, ()):
+            if entry.place == place.value and entry.status == "open":
+                return entry
         entry = self._log(record.name, reason, "evict", place.value, len(record.tokens), step=step, predicted_s=cost_s)
         self._absent.setdefault(record.name, []).append(entry)
         return entry
@@ -378,5 +414,8 @@ class Keeper(Observer):
 
     def _want(self, record: SessionKv, wanted: bool) -> None:
         """Whether a dirty page of the session is worth writing when the device gives it up."""
-        private = (key for key in record.keys if self._store.sessions.is_private(record, key))
-        (self._store.unwanted.difference_update if wanted else self._store.unwanted.update)(private)
+        if wanted:
+            self._store.unwanted.difference_update(record.keys)  # also those that another one did not want
+        else:
+            is_private = self._store.sessions.is_private
+            self._store.unwanted.update(key for key in record.keys if is_private(record, key))

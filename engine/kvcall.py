@@ -78,7 +78,7 @@ def parse_kv(message: Mapping[str, Any]) -> KvCall:
         fields.flag("evict", False),
         _pause(message.get("pause")),
         fields.seconds("ttl_s", None, _LONGEST_S),
-        fields.integer("step", 0, 0, 1 << 31),
+        fields.integer("step", 0, 0, (1 << 31) - 1),
     )
 
 

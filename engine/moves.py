@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engine.core import EngineCore
 from engine.sessions import SessionKv
-from kvtier import Receipt, Tier
+from kvtier import Receipt, Tier, TierStack
 
 NO_TIERS = "this engine has no tiers below the device"
 
@@ -59,6 +59,9 @@ class Moves:
             then(Moved("rejected", detail=NO_TIERS))
             return
         keys, begun = list(record.keys if only is None else only), time.monotonic()
+        if not _has(stack, tier):
+            then(Moved("rejected", detail=f"this engine has no {tier} tier"))
+            return
         if not keys:
             then(Moved("missing", detail="the session has no pages" if only is None else "no page is in that range"))
             return
@@ -138,6 +141,12 @@ class Moves:
         self._store.lanes.write(
             lambda: move(keys, tier, epoch=epoch, salt_id=record.salt_id), moved, shared=tier is Tier.SHARED
         )
+
+
+def _has(stack: TierStack, tier: Tier) -> bool:
+    config = stack.config
+    there = {Tier.HOST: config.host_path, Tier.NVME: config.nvme_dir, Tier.SHARED: config.shared}
+    return there[tier] is not None
 
 
 def _of_copies(present: int, total: int, size: int, seconds: float) -> Moved:

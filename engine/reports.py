@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.core import EngineCore
 from engine.keeper import Keeper
+from engine.request import Fields
 from kvtier import Audit, Receipt, Tier, TierStack
 
 Reply = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class AuditAsk:
+    """`part` of `parts`: the keys whose first byte, modulo `parts`, it is; a frame has no room for millions."""
+
+    repair: bool = False
+    verify: bool = True
+    part: int = 0
+    parts: int = 1
+
+
+def parse_audit(message: Mapping[str, Any]) -> AuditAsk:
+    """Raises RequestError (bad_request) that names the field."""
+    fields = Fields(message)
+    parts = fields.integer("parts", 1, 1, 256)
+    part = fields.integer("part", 0, 0, parts - 1)
+    return AuditAsk(fields.flag("repair", False), fields.flag("verify", True), part, parts)
 
 
 class Reports:
@@ -46,13 +65,19 @@ class Reports:
         else:
             store.lanes.write(lambda: stack.lookup(keys), looked)
 
-    def delete_keys(self, keys: list[bytes], reply: Reply) -> None:
-        """Delete exactly these pages in every tier, and on the device where nobody runs on them."""
+    def delete_keys(self, keys: list[bytes], reply: Reply, *, unheld: bool = False) -> None:
+        """Delete exactly these pages in every tier, and on the device where nobody runs on them. `unheld`: but for
+        those that a session has, or a request runs on or will look for: who asks may not have heard of it yet."""
         store = self._store
+        if unheld:
+            claimed = self._claimed()
+            keys = [key for key in keys if key not in claimed]
         here = sum(store.forget(key) for key in keys)
         stack = store.stack
 
         def deleted(receipt: Receipt | None) -> None:
+            for key in keys:  # one that was being read back meanwhile came as a clean copy of what is gone now
+                store.pool.mark(key, clean=False)
             pages = max(here, receipt.pages if receipt else 0)
             status = "accepted" if pages else "missing"
             reply({"status": status, "pages": pages, "bytes": receipt.bytes if receipt else 0, "ms": 0.0, "detail": ""})
@@ -70,25 +95,45 @@ class Reports:
         newest, entries = self._keeper.decisions.since(version, limit)
         reply({"version": newest, "decisions": entries})
 
-    def audit(self, repair: bool, verify: bool, reply: Reply) -> None:
-        """What lies in every tier and what the sessions and the device name; with `verify`, every page is read."""
-        store = self._store
-        facts: dict[str, Any] = {
-            "sessions": {record.name: [key.hex() for key in record.every_key] for record in store.sessions.all()},
-            "device": [key.hex() for key in store.pool.indexed()],
-            "integrity": _fault(self._core.check_integrity) or "ok",
-        }
-        nothing: dict[str, Any] = {"findings": [], "pages": 0, "bytes": 0, "tiers": {}}
-        stack = store.stack
+    def audit(self, ask: AuditAsk, reply: Reply) -> None:
+        """What lies in every tier and what sessions, requests and the device name; with `verify`, every page is read.
 
-        def audited(result: dict[str, Any] | None) -> None:
-            told = result if result is not None else {**nothing, "integrity": "the tiers did not answer"}
-            reply({**facts, **told})
+        Reading takes long, and everything goes on meanwhile. So the tiers' keys are listed afterwards, behind all that
+        was to be written or deleted by then, and `held` are those that were claimed before it or are after it.
+        """
+        store, stack, before = self._store, self._store.stack, self._claimed()
 
-        if stack is None:
-            audited(nothing)
+        def answer(tiers: dict[str, list[str]] | None, found: dict[str, Any] | None) -> None:
+            told = found if found is not None else {"findings": [], "pages": 0, "bytes": 0}
+            lost = None if tiers is not None and found is not None else "the tiers did not answer"
+            reply(
+                {
+                    **told,
+                    "tiers": tiers or {},
+                    "sessions": [record.name for record in store.sessions.all()],
+                    "held": _hex(before | self._claimed(), ask),
+                    "device": _hex(store.pool.indexed(), ask),
+                    "integrity": lost or _fault(self._core.check_integrity) or "ok",
+                }
+            )
+
+        def read(found: dict[str, Any] | None) -> None:
+            if stack is None:
+                answer({}, found)
+            else:
+                store.lanes.write(lambda: _keys(stack, ask), lambda tiers: answer(tiers, found))
+
+        if stack is None or not ask.verify:
+            read({"findings": [], "pages": 0, "bytes": 0})
         else:
-            store.lanes.read(lambda: _audit(stack, repair, verify), audited)
+            store.lanes.read(lambda: _findings(stack.audit(repair=ask.repair)), read)
+
+    def _claimed(self) -> set[bytes]:
+        """Keys that a session has, or that a request runs on or will look for."""
+        claimed = self._store.sessions.keys()
+        for request in self._core.scheduler.requests():
+            claimed.update(request.keys, request.known_keys())
+        return claimed
 
     def stats(self, reply: Reply) -> None:
         """Pool, scheduler, counters and tiers, and whether the books add up."""
@@ -124,11 +169,17 @@ class Reports:
             store.lanes.write(lambda: (asdict(stack.stats()), _fault(stack.check_integrity)), counted)
 
 
-def _audit(stack: TierStack, repair: bool, verify: bool) -> dict[str, Any]:
-    found = stack.audit(repair=repair) if verify else Audit((), 0, 0)
-    findings = [{**asdict(one), "tier": one.tier.value, "flaw": one.flaw.value} for one in found.findings]
-    tiers = {tier.value: [key.hex() for key in stack.keys(tier)] for tier in Tier}
-    return {"findings": findings, "pages": found.pages, "bytes": found.size_bytes, "tiers": tiers}
+def _findings(found: Audit) -> dict[str, Any]:
+    told = [{**asdict(one), "tier": one.tier.value, "flaw": one.flaw.value} for one in found.findings]
+    return {"findings": told, "pages": found.pages, "bytes": found.size_bytes}
+
+
+def _keys(stack: TierStack, ask: AuditAsk) -> dict[str, list[str]]:
+    return {tier.value: _hex(stack.keys(tier), ask) for tier in Tier}
+
+
+def _hex(keys: Iterable[bytes], ask: AuditAsk) -> list[str]:
+    return [key.hex() for key in keys if key[0] % ask.parts == ask.part]
 
 
 def _fault(check: Callable[[], None]) -> str | None:

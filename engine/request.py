@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -206,7 +207,7 @@ class Fields:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
             raise self._bad(name, value, f"null or a number of seconds above 0, up to {high:.0f}")
-        return float(value)
+        return float(min(value, sys.float_info.max))  # a whole number may be longer than any float
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self._get(name, default)

@@ -21,7 +21,7 @@ from engine.hints import parse_envelope
 from engine.intents import Intents
 from engine.kvcall import parse_kv
 from engine.live import Frame, Sink
-from engine.reports import Reports
+from engine.reports import Reports, parse_audit
 from engine.request import Fields, GenerateSpec, parse_generate
 from engine.wire import ModelCard, encode_frame, read_frame
 
@@ -186,14 +186,14 @@ class EngineServer:
             after, limit = fields.integer("after", 0, 0, 1 << 62), fields.integer("limit", 1000, 1, 10_000)
             self._post(reply, lambda: self._reports.decisions(after, limit, reply))
         elif kind == "audit":
-            repair, verify = Fields(message).flag("repair", False), Fields(message).flag("verify", True)
-            self._post(reply, lambda: self._reports.audit(repair, verify, reply))
+            ask = parse_audit(message)
+            self._post(reply, lambda: self._reports.audit(ask, reply))
         elif kind == "kv_hints":
             hints = parse_envelope(message)
             self._post(reply, lambda: self._hinted.act(hints, reply))
         elif kind == "delete_keys":
-            keys = Fields(message).keys("keys")
-            self._post(reply, lambda: self._reports.delete_keys(keys, reply))
+            keys, unheld = Fields(message).keys("keys"), Fields(message).flag("unheld", False)
+            self._post(reply, lambda: self._reports.delete_keys(keys, reply, unheld=unheld))
         else:
             raise RequestError(
                 "bad_request",

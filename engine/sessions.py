@@ -20,6 +20,7 @@ class SessionKv:
     tokens: those whose KV was computed. keys: the page chain of exactly these tokens, the last one possibly of a
     partial page.
     every_key: all keys that were ever this session's, so that a drop can delete branches it left behind.
+    pinned_only: where `pinned`, the keys that are to be held; None for all, those to come included.
     pause: why it waits, while it does. since_s: when that began. copy, copy_to: the tier that was last seen to hold its
     first `copy_to` tokens, a hint.
     """
@@ -32,6 +33,7 @@ class SessionKv:
     every_key: set[bytes] = field(default_factory=set)
     pinned_blocks: list[int] = field(default_factory=list)
     pinned: bool = False
+    pinned_only: set[bytes] | None = None
     pin_until_s: float | None = None
     pause: PauseHint | None = None
     since_s: float = 0.0
@@ -80,6 +82,10 @@ class Sessions:
             self._epochs.popitem(last=False)
         return known is not None and epoch > known
 
+    def epoch(self, name: str) -> int:
+        """The highest epoch seen of a session; 0 of one that was never seen."""
+        return self._epochs.get(name, 0)
+
     def update(self, record: SessionKv, tokens: tuple[int, ...], keys: list[bytes]) -> list[bytes]:
         """Set the session's chain.
 
@@ -105,6 +111,10 @@ class Sessions:
 
     def held(self, key: bytes) -> bool:
         return key in self._holders
+
+    def keys(self) -> set[bytes]:
+        """Every key that a session has."""
+        return set(self._holders)
 
     def _let_go(self, record: SessionKv, keys: Iterable[bytes]) -> list[bytes]:
         orphans = []

@@ -159,7 +159,8 @@ class KvStore:
         record = self._hand_over(request)
         if record is not None and record.pinned:
             self.unpin(record)
-            self.pin(record, self.pool.total)
+            only = record.pinned_only
+            self.pin(record, self.pool.total, None if only is None else [key for key in record.keys if key in only])
 
     def discard(self, request: Request) -> None:
         """Give a request's pages back and forget them, wherever they are."""
@@ -176,7 +177,7 @@ class KvStore:
             return 0
         if self.copies is not None:
             epoch, salt, name = request.spec.epoch, record.salt_id, record.name
-            self.copies.add(record.keys, Tier.HOST, epoch=epoch, salt_id=salt, session=name, then=lambda *_: None)
+            self.copies.add(record.keys, self._next_tier, epoch=epoch, salt_id=salt, session=name, then=lambda *_: None)
         return len(record.keys)
 
     def waste(self, requests: Iterable[Request]) -> Waste:
@@ -276,7 +277,7 @@ class KvStore:
             self._prefetched.discard(key)
             self.counters.prefetched_unused += 1
         rows, salt = self._rows.pop(key, PAGE_SIZE), self._salt_of.pop(key, b"")
-        if taken.clean:
+        if taken.clean and self._is_below(key):
             self.counters.evicted_clean += 1
             return
         self.counters.evicted_dirty += 1
@@ -287,7 +288,20 @@ class KvStore:
             self.counters.lost += 1
             return
         copied = self.backend.gather([(taken.block, rows)])
-        self.copies.send([key], copied, Tier.HOST, 0, salt, lambda present, _: self._count_lost(1 - present))
+        self.copies.send([key], copied, self._next_tier, 0, salt, lambda present, _: self._count_lost(1 - present))
+
+    def _is_below(self, key: bytes) -> bool:
+        """Whether a tier has this page now: it may have given up what it had to make room."""
+        return self.stack is not None and self.stack.lookup([key])[0] is not None
+
+    @property
+    def _next_tier(self) -> Tier:
+        """Where pages go that the device gives up: the nearest tier there is."""
+        assert self.stack is not None
+        config = self.stack.config
+        if config.host_path is not None and config.host_bytes:
+            return Tier.HOST
+        return Tier.NVME if config.nvme_dir is not None and config.nvme_bytes else Tier.SHARED
 
     def _count_lost(self, pages: int) -> None:
         self.counters.lost += pages

@@ -1,7 +1,7 @@
 """Disk, RAM and record compared: whether the pages that lie in the tiers are exactly those that open sessions name.
 
     record    keys that checkpoints of open sessions name (Postgres)
-    engine    keys that its sessions hold: the record's, and those of a think under way
+    engine    keys that its sessions hold: the record's, and those that a think under way runs on or looks for
     tiers     keys in host memory, on NVMe, in the shared store; each page read and verified
     orphan    a page in a tier that neither the record nor the engine names
 
@@ -17,6 +17,7 @@ from typing import Any
 from engine import EngineClient
 from runtime.store import Database
 
+_BATCH = 100_000  # keys in a frame
 _NAMED = (
     "SELECT session_id, encode(key, 'hex') AS key FROM checkpoints JOIN sessions s USING (session_id),"
     " unnest(kv_new) AS key WHERE s.state NOT IN ('cancelled', 'completed')"
@@ -56,7 +57,7 @@ async def audit(db: Database, client: EngineClient, *, repair: bool = False, sha
     rows = await db.fetch(_NAMED)
     named = {row["key"] for row in rows}
     open_sessions = await _open(db)
-    held = {key for keys in found["sessions"].values() for key in keys}
+    held = set(found["held"])
     tiers = {tier: set(keys) for tier, keys in found["tiers"].items()}
     orphans = {tier: sorted(keys - named - held) for tier, keys in tiers.items()}
     strangers = sorted(set(found["sessions"]) - open_sessions)
@@ -83,7 +84,7 @@ async def collect(db: Database, client: EngineClient) -> int:
     """Delete from this machine's tiers what neither the record nor the engine names: what a crash left."""
     found = await client.audit(verify=False)
     named = {row["key"] for row in await db.fetch(_NAMED)}
-    named |= {key for keys in found["sessions"].values() for key in keys}
+    named |= set(found["held"])
     orphans = {tier: sorted(set(keys) - named) for tier, keys in found["tiers"].items()}
     return await _remove(client, _local(orphans), ())
 
@@ -101,6 +102,6 @@ async def _remove(client: EngineClient, orphans: dict[str, list[str]], strangers
     keys = sorted({key for one in orphans.values() for key in one})
     for session in strangers:
         await client.kv("drop", session=session, epoch=(1 << 62), wait=True)
-    if keys:
-        await client.delete_keys(keys)
+    for start in range(0, len(keys), _BATCH):
+        await client.delete_keys(keys[start : start + _BATCH], unheld=True)  # a think may have found them since
     return sum(map(len, orphans.values()))

@@ -19,7 +19,8 @@ async def finish(s: Services, what: FinishIn) -> None:
     had_sandbox = await release_box(s, what.session_id)
     client = await s.engine.client()
     dropped = await client.kv("drop", session=what.session_id, epoch=session.epoch, salt=session.salt, wait=True)
-    deleted = await client.delete_keys(await fleet.private_pages(s.db, what.session_id))
+    # The record does not know yet what a first think of another session shares with this one; the engine does.
+    deleted = await client.delete_keys(await fleet.private_pages(s.db, what.session_id), unheld=True)
     blobs = await collect_session(s, what.session_id)
     await fleet.note_residency(s.db, what.session_id, session.tenant_id, "none", {})
     freed = {"pages": dropped.pages + deleted.pages, "sandboxes": int(had_sandbox), "blobs": blobs}

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine import EngineGone, KvReceipt
+from engine import EngineError, EngineGone, KvReceipt
 from runtime.errors import StaleEpoch
 from runtime.steps.services import Services
 from runtime.store import events, fleet
@@ -39,14 +39,23 @@ async def kv_pause(
     moving = asyncio.create_task(pages.move_out(policy))
     try:
         yield
-    finally:
-        moving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await moving
+    except BaseException:
+        with contextlib.suppress(EngineError):  # the block's failure is the one to be told
+            await _stopped(moving)
+            if policy == "pin":  # nobody may come for it again: what a person must decide waits for days
+                await pages.intend("release")
+        raise
+    await _stopped(moving)
     if policy == "pin":
         await pages.intend("release")
     elif policy != "drop":
         await pages.intend("prefetch")
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 @dataclass(frozen=True)

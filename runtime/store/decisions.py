@@ -22,6 +22,7 @@ _COLUMNS = (
     "status",
     "detail",
 )
+_TEXTS = ("reason", "action", "place", "status", "detail")
 
 
 async def write(db: Database, engine_boot: str, entries: Sequence[Mapping[str, Any]]) -> int:
@@ -31,10 +32,10 @@ async def write(db: Database, engine_boot: str, entries: Sequence[Mapping[str, A
         (
             engine_boot,
             entry["seq"],
-            entry["session"],
+            _text(entry["session"]),
             entry["step"],
             datetime.datetime.fromtimestamp(entry["at_s"], datetime.UTC),
-            *(entry[name] for name in _COLUMNS),
+            *(_text(entry[name]) if name in _TEXTS else entry[name] for name in _COLUMNS),
         )
         for entry in entries
     ]
@@ -69,3 +70,8 @@ async def of_session(
         seq,
     )
     return [dict(row) for row in rows]
+
+
+def _text(text: str) -> str:
+    """As Postgres can hold it: an engine takes any name of a session, and one entry must not stop all later ones."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -54,6 +54,7 @@ def stalls_end(io: FaultyIo) -> Iterator[None]:
         while not over.is_set():
             if io.stalled.wait(0.01):
                 io.released.set()
+                over.wait(0.001)  # a loop that only spins would hold up those whom it released
 
     helper = threading.Thread(target=release)
     helper.start()

@@ -182,3 +182,26 @@ def test_an_old_owner_is_refused_and_others_are_heard(harness: Harness) -> None:
 
 def test_no_actions_have_no_receipts(harness: Harness) -> None:
     assert send(harness, Hinted(harness.intents)) == []
+
+
+def test_two_senders_may_use_one_message_id(harness: Harness) -> None:
+    hinted = Hinted(harness.intents)
+    for name, token in (("a", 5), ("b", 6)):
+        turn(harness, name, [token] * 40, 4)
+        (receipt,) = send(harness, hinted, action("kv.retain", {"session_id": name, "duration": 60}))
+        assert receipt["status"] == "accepted"
+        assert harness.state(name)["pinned"]
+
+
+def test_a_time_to_live_longer_than_any_number_is_cut() -> None:
+    for duration in (10**400, float("inf"), 1e308):
+        hint = only(action("kv.retain", {"session_id": "s", "duration": duration}))
+        assert (hint.call.ttl_s, hint.note) == (LONGEST_TTL_S, "held for 86400 s at most")
+
+
+def test_a_hint_ends_nobodys_lease(harness: Harness) -> None:
+    """An owner that the engine has not heard of yet would shut the present one out."""
+    transcript = turn(harness, "s", PROMPT, 20, epoch=5)
+    (ahead,) = send(harness, Hinted(harness.intents), action("kv.demote", {"session_id": "s", "session_generation": 6}))
+    assert (ahead["status"], "epoch 6" in ahead["detail"]) == ("rejected", True)
+    assert harness.generate("s", [*transcript, 1], 2, epoch=5).end["finish_reason"] == "length"

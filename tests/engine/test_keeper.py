@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import pytest
 from engine.decisions import DecisionLog
 from engine.intents import Intents
 from engine.keeper import Keeper
-from engine.kvcall import KvCall
+from engine.kvcall import KvCall, PauseHint, parse_kv
 from engine.moves import Moves
 from engine.speeds import Link, Speeds
-from kvtier import Tier
-from kvtier.policy import Expected, Policy, Prefill, Reason, TierKeep, record, replay
-from tests.engine.fakes import PAGE_BYTES, Harness, oracle
+from kvtier import SharedConfig, Tier, TierConfig
+from kvtier.policy import Expected, Move, Place, Policy, Prefill, Reason, State, TierKeep, record, replay
+from tests.engine.fakes import FINGERPRINT, PAGE_BYTES, Harness, oracle
 from tests.engine.test_core import PROMPT, turn
+from tests.engine.tiered import Tiered
 
 SLOW_COMPUTE = Prefill(1.0)  # a second per token: any tier is quicker
 BASH = {"state": "tool", "tool": "bash", "timeout_s": 60.0}
@@ -256,3 +258,169 @@ def test_what_a_session_that_ended_did_not_use_was_no_waste_of_room(harness: Har
     harness.kv("drop", "s")
     turn(harness, "other", [9] * 480, 8)
     assert harness.stats()["counters"]["prefetched_unused"] == 0
+
+
+def test_pages_that_one_session_had_no_use_for_are_kept_for_the_next_that_has(harness: Harness) -> None:
+    with_policy(harness, known(Prefill(1e-12)))
+    turn(harness, "a", PROMPT, 20)
+    harness.kv("offload", "a", tier="auto", pause=BASH)
+    assert harness.store.unwanted
+    turn(harness, "b", PROMPT, 20)
+    shared = harness.store.sessions.get("b")
+    assert shared is not None
+    assert not harness.store.unwanted & set(shared.keys)
+    for other in range(8):
+        turn(harness, f"o{other}", [other + 1] * 120, 8)
+    assert harness.stats()["counters"]["unwanted"] == 0
+
+
+def test_hundreds_of_moves_of_sessions_that_are_gone_end_one_after_another(tmp_path: Path) -> None:
+    sessions = [f"s{number}" for number in range(400)]
+    receipts: list[dict[str, Any]] = []
+    with Harness(tmp_path, blocks=1000, host_pages=1000) as harness:
+        with_policy(harness, known(SLOW_COMPUTE))
+        for number, name in enumerate(sessions):
+            turn(harness, name, [number % 60 + 1, number // 60 + 1] * 8, 2)
+        go = harness.hold()
+        for message in ({"intent": "offload", "tier": "auto", "pause": BASH, "wait": True}, {"intent": "drop"}):
+            for name in sessions:
+                call = parse_kv({**message, "session": name})
+                harness.core.post(lambda call=call: harness.intents.handle(call, receipts.append))
+        go.set()
+        while len(receipts) < 2 * len(sessions):
+            harness.stats()
+        assert harness.stats()["integrity"] == "ok"
+
+
+def test_a_copy_is_not_given_up_once_its_session_has_come_back(harness: Harness) -> None:
+    keeper = with_policy(harness, known(SLOW_COMPUTE))
+    transcript = turn(harness, "a", PROMPT, 20)
+    turn(harness, "b", [7] * 60, 8)
+    harness.kv("offload", "a", tier="nvme")
+    call = KvCall("offload", "b", 0, b"", (), None, True, False)
+    go = harness.hold()
+
+    def decided() -> None:
+        for move in (Move("store", "b", Place.HOST, PAGE_BYTES, 0.0), Move("evict", "a", Place.NVME, PAGE_BYTES, 0.0)):
+            keeper._enqueue(move, "pressure", call, None)
+        keeper._go_on()
+
+    harness.core.post(decided)
+    back = harness.start("a", [*transcript, 5], 5, known_tokens=len(transcript) - 1)
+    go.set()
+    assert back.finish().prefill["recomputed"] == 0
+    while any(entry["place"] == "host" and entry["status"] == "open" for entry in entries(keeper)):
+        harness.stats()
+    harness.stats()  # whatever the next move has sent to the tiers has been done
+    assert harness.stack is not None
+    seen = harness.store.sessions.get("a")
+    assert seen is not None
+    assert set(harness.stack.lookup(seen.keys[:3])) == {Tier.NVME}
+
+
+def test_a_copy_that_its_tier_gave_up_meanwhile_is_made_again(harness: Harness) -> None:
+    with_policy(harness, known(SLOW_COMPUTE))
+    turn(harness, "s", PROMPT, 20)
+    again = []
+    for _ in range(3):
+        again.append(harness.kv("offload", "s", tier="auto", pause=BASH))
+        if len(again) == 2:
+            assert harness.stack is not None
+            harness.stack.free([bytes.fromhex(key) for key in harness.state("s")["keys"]], Tier.HOST)
+    assert [receipt["status"] for receipt in again] == ["accepted"] * 3
+    assert (again[1]["detail"], again[1]["bytes"]) == ("the copy is there already", 0)
+    assert again[2]["bytes"] > 0
+    state = harness.state("s")
+    assert state["host_pages"] == len(state["keys"])
+
+
+@pytest.mark.parametrize("tier", [Tier.NVME, Tier.SHARED])
+def test_an_offload_to_a_tier_that_is_not_there_is_refused_whatever_other_tier_has_the_pages(
+    tmp_path: Path, tier: Tier
+) -> None:
+    size = 1 << 20
+    config = TierConfig(
+        PAGE_BYTES,
+        FINGERPRINT,
+        None,
+        0,
+        tmp_path / "nvme" if tier is Tier.NVME else None,
+        size,
+        shared=SharedConfig(tmp_path / "shared", size) if tier is Tier.SHARED else None,
+    )
+    with Tiered(config) as harness:
+        with_policy(harness, known(SLOW_COMPUTE))
+        transcript = turn(harness, "s", PROMPT, 20)
+        assert harness.kv("offload", "s", tier=tier)["status"] == "accepted"
+        refused = harness.kv("offload", "s", tier="host")
+        assert (refused["status"], refused["detail"]) == ("rejected", "this engine has no host tier")
+        harness.kv("offload", "s", tier="auto", pause=BASH)
+        assert harness.generate("s", [*transcript, 5], 5).tokens == oracle([*transcript, 5], 5)
+
+
+def test_the_release_of_a_range_leaves_the_rest_pinned(harness: Harness) -> None:
+    turn(harness, "s", [5] * 200, 20)
+    asked(harness, "pin", 0, 64)
+    asked(harness, "pin", 96, 160)
+    assert asked(harness, "release", 160, 208)["detail"] == "nothing was pinned"
+    assert harness.stats()["pinned_pages"] == 8
+    assert asked(harness, "release", 48, 112)["pages"] == 2
+    assert harness.stats()["pinned_pages"] == 6
+    assert harness.kv("release", "s")["pages"] == 6
+    assert harness.stats()["pinned_pages"] == 0
+
+
+def test_a_second_range_is_counted_by_itself(tmp_path: Path) -> None:
+    with Harness(tmp_path, blocks=16) as harness:
+        turn(harness, "s", [5] * 200, 20)
+        asked(harness, "pin", 0, 128)
+        turn(harness, "other", [9] * 100, 8)
+        receipt = asked(harness, "pin", 128, 224)
+        seen = harness.store.sessions.get("s")
+        assert seen is not None
+        here = sum(harness.store.pool.find(key) is not None for key in seen.keys[8:])
+        assert here < 6
+        assert (receipt["status"], receipt["pages"]) == ("clipped" if here else "missing", here)
+
+
+def test_what_comes_back_is_pinned_only_where_a_range_was(harness: Harness) -> None:
+    turn(harness, "s", [5] * 200, 20)
+    harness.kv("offload", "s", tier="nvme")
+    assert asked(harness, "pin", 0, 64)["status"] == "missing"
+    harness.kv("prefetch", "s")
+    assert harness.stats()["pinned_pages"] == 4
+
+
+def test_a_copy_counts_what_it_held_when_it_began(harness: Harness) -> None:
+    with_policy(harness, known(SLOW_COMPUTE))
+    transcript = turn(harness, "s", PROMPT, 20)
+    seen = harness.store.sessions.get("s")
+    assert seen is not None
+    tokens, go_on = len(seen.tokens), threading.Event()
+    harness.core.post(lambda: harness.lanes.write(go_on.wait, lambda _: None))
+    assert harness.kv("offload", "s", tier="auto", pause=BASH, wait=False)["status"] == "deferred"
+    turn(harness, "s", [*transcript, 5], 40)
+    go_on.set()
+    while seen.copy is None:
+        harness.stats()
+    assert seen.copy_to == tokens < len(seen.tokens)
+
+
+def test_an_absence_is_in_the_log_once_however_often_the_device_runs_short(harness: Harness) -> None:
+    keeper = with_policy(harness, known(Prefill(1e-12)))
+    turn(harness, "s", PROMPT, 20)
+    seen = harness.store.sessions.get("s")
+    assert seen is not None
+    seen.pause = PauseHint(State.TOOL, "late", 3000.0)  # worth least, but dirty: clean pages of others go first
+    for other in range(12):
+        turn(harness, f"o{other}", [other + 1] * 100, 8)
+        harness.kv("offload", f"o{other}", tier="host")
+    evicted = [entry["session"] for entry in entries(keeper) if entry["action"] == "evict"]
+    assert evicted
+    assert len(evicted) == len(set(evicted))
+
+
+def asked(harness: Harness, intent: str, start: int, end: int) -> dict[str, Any]:
+    """An intent over a range of tokens."""
+    call = KvCall(intent, "s", 0, b"", (), Tier.HOST, True, False, tokens=(start, end))
+    return harness._ask(lambda reply: harness.intents.handle(call, reply))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.reports import Reports
 from engine.scheduler import Budget
 from kvtier import TierConfig, TierStack
 from kvtier.faults import Fault, FaultyIo
@@ -219,3 +220,19 @@ def test_a_prefetch_that_lands_after_a_drop_brings_nothing_and_pins_nothing(engi
     assert engine.store.pool.counts().free == BLOCKS
     assert receipt[0]["status"] == "deferred"
     assert late[0]["status"] == "missing"
+
+
+def test_a_page_that_comes_back_while_it_is_deleted_is_not_taken_for_a_copy(engine: Stepped, stack: TierStack) -> None:
+    """It is read, then deleted below, and lands in between: no tier has it now, so the device must not let it go."""
+    transcript = offloaded(engine, "host")
+    (record,) = engine.store.sessions.all()
+    keys, receipts = list(record.keys), []
+    engine.submit("s", [*transcript, 5], 2, 3, known=len(transcript))
+    engine.turn()
+    Reports(engine.core).delete_keys(keys, receipts.append)
+    engine.settle()
+    assert receipts[0]["status"] == "accepted"
+    here = [key for key in record.keys if engine.store.pool.find(key) is not None]
+    assert here
+    for key, place in zip(here, stack.lookup(here), strict=True):
+        assert place is not None or not engine.store.pool.is_clean(key)

@@ -326,7 +326,13 @@ async def test_sigterm_ends_it_cleanly_and_tells_running_calls(talkative: Path, 
 
 
 async def kill_and_restore(
-    model: Path, root: Path, prompt: list[int], count: int, other: int = 400, **fields: Any
+    model: Path,
+    root: Path,
+    prompt: list[int],
+    count: int,
+    other: int = 400,
+    other_sampling: Sampling = Sampling(temperature=0.8, seed=11),  # noqa: B008 (frozen)
+    **fields: Any,
 ) -> None:
     """Generate, offload, SIGKILL in the middle of another generation, start again, go on from what is left."""
     keep, pool = count // 2, 2 * other + 512
@@ -336,7 +342,7 @@ async def kill_and_restore(
         receipt = await client.kv("offload", session="s", wait=True)
         assert receipt.status == "accepted"
         boot = client.card.boot_id
-        running = asyncio.create_task(hear(client, "other", prompt[::-1], other))
+        running = asyncio.create_task(hear(client, "other", prompt[::-1], other, sampling=other_sampling))
         while not (await client.stats())["running"]:
             pass
         assert await process.stop(signal.SIGKILL) == -signal.SIGKILL
@@ -359,7 +365,7 @@ async def kill_and_restore(
 
 
 async def test_after_sigkill_the_arena_is_adopted_and_the_stream_goes_on(talkative: Path, tmp_path: Path) -> None:
-    await kill_and_restore(talkative, tmp_path, PROMPT, 60, other=60_000)
+    await kill_and_restore(talkative, tmp_path, PROMPT, 60, other=60_000, other_sampling=Sampling())
 
 
 @pytest.mark.model

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.reports import AuditAsk
 from kvtier import SharedConfig, TierConfig
 from tests.engine.fakes import FINGERPRINT, PAGE_BYTES, oracle
 from tests.engine.test_core import PROMPT, turn
@@ -79,10 +80,10 @@ def test_no_key_of_one_tenant_is_a_key_of_another(tmp_path: Path) -> None:
                 harness.kv("offload", name, tier=place, salt=salt)
             keys.append(set(harness.state(name)["keys"]))
         assert not keys[0] & keys[1]
-        report = harness._ask(lambda reply: harness.reports.audit(False, False, reply))
+        report = harness._ask(lambda reply: harness.reports.audit(AuditAsk(verify=False), reply))
         assert set(report["device"]).union(*report["tiers"].values()) == keys[0] | keys[1]
         harness.kv("drop", "a", salt=ALICE)
-        report = harness._ask(lambda reply: harness.reports.audit(False, False, reply))
+        report = harness._ask(lambda reply: harness.reports.audit(AuditAsk(verify=False), reply))
         for found in (report["device"], *report["tiers"].values()):
             assert not set(found) & keys[0]
         assert set(report["tiers"]["nvme"]) == keys[1]

@@ -58,3 +58,12 @@ async def test_sessions_that_the_record_does_not_know_are_left_out(db: Database,
     await story.placed()
     assert await decisions.write(db, "boot", [entry("somebody", 1), entry(story.session_id, 2)]) == 1
     assert await decisions.write(db, "boot", []) == 0
+
+
+async def test_what_no_text_column_can_hold_does_not_stop_the_rest(db: Database, story: Story) -> None:
+    await story.placed()
+    name = story.session_id
+    strange = [entry("nul\0", 1), entry("half \ud800", 2), entry(name, 3, detail="half \ud800 nul\0 whole")]
+    assert await decisions.write(db, "boot", [*strange, entry(name, 4)]) == 2
+    first, second = await decisions.of_session(db, name)
+    assert (first["detail"], second["seq"]) == ("half ? nul? whole", 4)
