@@ -13,6 +13,7 @@ drop           the session's pages are gone from every tier; pages that another 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -100,7 +101,7 @@ class Intents:
             self._pins.unpin(record)
         respond = _once(answer)
         keys = call.keys_of(record.keys)
-        entry = self.keeper.asked(record, call, tier.value)
+        entry = self.keeper.journal.asked(record, call, tier.value)
 
         def queued(count: int, below: int) -> None:
             if not call.wait and (count or tier is not Tier.HOST):
@@ -125,7 +126,7 @@ class Intents:
 
     def _prefetch(self, record: SessionKv, call: KvCall, answer: Callable[..., None]) -> None:
         store = self._store
-        asked = call.keys_of(record.keys)
+        asked, begun_s = call.keys_of(record.keys), time.monotonic()
         wanted = [key for key in asked if store.pool.find(key) is None]
         tiers = store.transfers
         if not wanted or tiers is None:
@@ -145,6 +146,9 @@ class Intents:
                 respond("missing", detail="the session was dropped meanwhile")
                 return
             store.prefetched(key for key in waiter.tiers if store.pool.find(key) is not None)
+            counts = Counter(waiter.tiers.values())
+            tokens = {tier: count * PAGE_SIZE for tier, count in counts.items()}
+            self.keeper.brought(record, call, tokens, time.monotonic() - begun_s)
             short = sum(store.pool.find(key) is None for key in asked)
             if record.pinned:
                 room, only = len(record.pinned_blocks) + self._core.scheduler.spare_pages, record.pinned_only
@@ -176,7 +180,7 @@ class Intents:
         record = store.sessions.get(call.session)
         if record is not None:
             self._pins.unpin(record)
-        self.keeper.dropped(call.session)
+        self.keeper.journal.dropped(call.session)
         keys = store.sessions.drop(call.session)
         if call.token_ids:
             found = chain(store.root(call.salt), call.token_ids)

@@ -41,7 +41,7 @@ class Pins:
         short = len(wanted) - held
         size = held * self._store.page_bytes
         if held and record.name not in self._open:
-            self._open[record.name] = (self._keeper.asked(record, call, "device"), time.monotonic())
+            self._open[record.name] = (self._keeper.journal.asked(record, call, "device"), time.monotonic())
         if short > 0 or not wanted:
             answer("clipped" if held else "missing", held, size, f"{short} pages are not on the device or have no room")
         else:

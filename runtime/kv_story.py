@@ -11,7 +11,7 @@ _ACTIONS = {
     "store": "copied {what} to {place}",
     "evict": "let {place} forget {what}",
     "restore": "read {what} back from {place}",
-    "prefetch": "read {what} back to {place} ahead of its turn",
+    "prefetch": "read {what} back from {place} ahead of its turn",
     "recompute": "computed {tokens} tokens again",
     "pin": "pinned {what} on {place}",
     "keep": "left {what} on {place} without a copy",

@@ -122,6 +122,21 @@ def test_an_eviction_is_settled_with_what_its_absence_cost(harness: Harness) -> 
     assert (evicted["status"], evicted["realised_s"]) == ("done", restore["realised_s"])
 
 
+def test_what_is_read_back_ahead_is_in_the_log_and_settles_the_absence(harness: Harness) -> None:
+    keeper = with_policy(harness, known(SLOW_COMPUTE))
+    turn(harness, "s", PROMPT, 20)
+    harness.kv("offload", "s", tier="auto", pause=BASH)
+    turn(harness, "other", [9] * 480, 8)
+    harness.kv("prefetch", "s", step=4)
+    told = entries(keeper)
+    read = next(entry for entry in told if entry["action"] == "prefetch")
+    assert (read["place"], read["reason"], read["step"], read["status"]) == ("host", "tool_ended", 4, "done")
+    assert read["predicted_s"] > 0
+    assert read["instead_s"] > 0
+    evicted = next(entry for entry in told if entry["action"] == "evict" and entry["session"] == "s")
+    assert (evicted["status"], evicted["realised_s"]) == ("done", read["realised_s"])
+
+
 def test_a_recompute_is_in_the_log_with_what_was_expected_of_it(harness: Harness) -> None:
     keeper = with_policy(harness, known(SLOW_COMPUTE))
     transcript = turn(harness, "s", PROMPT, 20)
@@ -302,8 +317,8 @@ def test_a_copy_is_not_given_up_once_its_session_has_come_back(harness: Harness)
 
     def decided() -> None:
         for move in (Move("store", "b", Place.HOST, PAGE_BYTES, 0.0), Move("evict", "a", Place.NVME, PAGE_BYTES, 0.0)):
-            keeper._enqueue(move, "pressure", call, None)
-        keeper._go_on()
+            keeper._chores.add(move, "pressure", call, None)
+        keeper._chores.go_on()
 
     harness.core.post(decided)
     back = harness.start("a", [*transcript, 5], 5, known_tokens=len(transcript) - 1)

@@ -38,6 +38,11 @@ ROW: dict[str, Any] = {
             " 20.0 ms expected; computing them takes 1.50 s",
         ),
         (
+            {"action": "prefetch", "place": "nvme", "reason": "tool_ended"},
+            "read 2,048 tokens (47.2 MB) back from NVMe ahead of its turn, because the tool ended: took 25.0 ms;"
+            " 20.0 ms expected; computing them takes 1.50 s",
+        ),
+        (
             {"action": "evict", "place": "device", "reason": "pressure", "status": "open", "realised_s": None},
             "let the device forget 2,048 tokens (47.2 MB), because others needed the place: 20.0 ms if it comes back;"
             " it has not yet",
