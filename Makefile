@@ -35,6 +35,7 @@ bench: setup
 	$(BIN)/python -m bench.eval
 	$(BIN)/python -m bench.wake
 	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench.policy
 
 soak: setup
 	$(BIN)/python -m bench.crowd --seconds 300

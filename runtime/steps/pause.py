@@ -90,7 +90,7 @@ class _Pages:
                 salt=self.attempt.session.salt,
                 token_ids=self.token_ids,
                 tier=tier,
-                wait=True,
+                wait=intent != "prefetch",  # pages come while the result is written down; the next think waits for them
                 evict=evict,
                 pause=pause,
                 step=self.attempt.step_no,
