@@ -10,9 +10,9 @@ prefetch and the generation right behind it. The states take turns, so that a ra
 Cold means: our reads of NVMe go past the page cache, and before every wake the kernel is asked to drop what it has of
 the files of both directories. What a hypervisor keeps is out of reach, for the raw reads as well.
 
-`disk_fraction` compares reads at the tier's own face (`TierStack.get`: read and verified, in memory) with raw reads
-of the same files, because that is what a read is; `path_fraction` does so with the whole way to a usable prefix, in
-which the engine looks up, places pages and answers. Both rest on the largest context.
+`disk_fraction` compares the engine's reads with raw reads of the same files: the whole way to a usable prefix, in which
+the engine looks up, reads into its pool, verifies and answers. `tier_fraction` does so with the tier's own face, called
+in this process (`TierStack.read_into`). Both rest on the largest context.
 
 `--sabotage` must turn a figure red: `flip` changes a bit of every segment before it is read, `slow` gives the engine a
 disk of 5 MB/s per read, `foreign` wakes another prompt's tokens from NVMe.

@@ -8,6 +8,7 @@ KV that come out.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -30,7 +31,7 @@ class DiskReads:
 
     def __init__(self, directory: Path, fingerprint: bytes, page_bytes: int, keys: Sequence[bytes]) -> None:
         self._directory, self._page_bytes = directory, page_bytes
-        self._map = mmap.mmap(-1, len(keys) * page_bytes)
+        self._map = huge(len(keys) * page_bytes)
         self._room = memoryview(self._map)
         touch(self._room)
         places = (self._room[at : at + page_bytes] for at in range(0, len(self._room), page_bytes))
@@ -72,6 +73,14 @@ class DiskReads:
         return len(self._wanted) * self._page_bytes
 
 
+def huge(size_bytes: int) -> mmap.mmap:
+    """Memory in huge pages where there are, as an engine's pool is: a direct read has to pin every page."""
+    memory = mmap.mmap(-1, size_bytes)
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
 def touch(room: memoryview) -> None:
     """Memory is there before the clock runs."""
     room[::4096] = bytes(len(room[::4096]))
@@ -92,7 +101,7 @@ class RawReads:
             for offset in range(0, path.stat().st_size, CHUNK_BYTES):
                 self._spans.append((file, offset, at))
                 at += CHUNK_BYTES
-        self._map = mmap.mmap(-1, at)
+        self._map = huge(at)
         self._room = memoryview(self._map)
         touch(self._room)
 

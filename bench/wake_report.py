@@ -39,11 +39,11 @@ def _disk(lines: Sequence[Line], figure: dict[str, Any]) -> list[str]:
         f"NVMe at {disk[0]['context']:,} tokens, median".ljust(34) + "MB/s".rjust(_WIDE) + "of raw".rjust(_WIDE),
     ]
     ways = {"raw": "raw reads of the files", "tier": "verified pages in memory", "path": "a usable prefix"}
-    fractions = {"tier": figure["disk_fraction"], "path": figure["path_fraction"]}
+    fractions = {"tier": figure["tier_fraction"], "path": figure["disk_fraction"]}
     for way, name in ways.items():
         cells = (f"{(median_rate(lines, way) or 0.0) / 1e6:,.0f}", f"{fractions.get(way, 1.0):.2f}")
         text.append(name.ljust(34) + "".join(cell.rjust(_WIDE) for cell in cells))
-    text[3] += "   at least 0.8"
+    text[4] += "   at least 0.8"
     return text
 
 

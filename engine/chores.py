@@ -113,8 +113,8 @@ class Chores:
     def _was_stored(self, task: _Task, tier: Tier, tokens: int, moved: Moved) -> None:
         """`tokens`: those that it had when the copy began; it may have gone on since."""
         record = task.record
-        status = "done" if moved.whole else "failed"
-        self._journal.decisions.settle(task.entry, moved.seconds, status, moved.detail)
+        link = self._speeds.links[tier]
+        self._journal.stored(task.entry, link, moved.bytes, moved.seconds, moved.whole, moved.detail)
         self._speeds.write_took(tier, moved.bytes, moved.seconds)
         if moved.whole:
             record.copy, record.copy_to = tier, min(tokens, len(record.tokens))

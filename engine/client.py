@@ -132,7 +132,9 @@ class EngineClient:
                 client._card = ModelCard.from_message(await client._ask({"type": "hello"}))
         except (OSError, TimeoutError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or "it took too long"
-            raise EngineGone(f"no engine answers at {address}: {reason}") from error
+            raise EngineGone(
+                f"no engine answers at {address}: {reason}; is `tenuto up` running on this home?"
+            ) from error
         return client
 
     @property
@@ -283,10 +285,21 @@ class EngineClient:
         answer = await self._ask({"type": "decisions", "after": after, "limit": limit})
         return int(answer["version"]), list(answer["decisions"])
 
-    async def audit(self, *, repair: bool = False, verify: bool = True) -> dict[str, Any]:
+    async def learn(self, salts: Sequence[bytes]) -> None:
+        """Tell the engine of salts whose sessions have not come yet: what is encrypted under them can be read."""
+        await self._ask({"type": "learn", "salts": [salt.hex() for salt in salts]})
+
+    async def audit(self, *, repair: bool = False, verify: bool = True, every_key: bool = False) -> dict[str, Any]:
         """What lies in every tier, what sessions (`held`) and device name, what is wrong with it. `verify` reads every
-        page. Keys come in parts: all of them may be more than a frame can hold."""
-        message = {"type": "audit", "repair": repair, "verify": verify, "parts": _AUDIT_PARTS}
+        page; `every_key`: it has learned every salt there is, so that a repair may remove what needs another key. Keys
+        come in parts: all of them may be more than a frame can hold."""
+        message = {
+            "type": "audit",
+            "repair": repair,
+            "verify": verify,
+            "every_key": every_key,
+            "parts": _AUDIT_PARTS,
+        }
         told = await self._ask({**message, "part": 0})
         for part in range(1, _AUDIT_PARTS):
             more = await self._ask({**message, "verify": False, "part": part})

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.errors import RequestError
 from kvtier.policy import Move, View, record
 
 KEPT = 20_000
@@ -67,6 +68,18 @@ class DecisionLog:
         self._version = 0
         self.dropped = 0  # entries that left the ring
         self.file_failures = 0
+
+    def check(self) -> None:
+        """Raises RequestError (bad_request) where the file cannot be written."""
+        if self._file is None:
+            return
+        try:
+            with self._file.open("a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            raise RequestError(
+                "bad_request", f"the decision log {self._file} cannot be written: {error.strerror}; name another file"
+            ) from error
 
     def add(self, session: str, reason: str, action: str, place: str, **fields: Any) -> Decision:
         self._seq += 1

@@ -112,7 +112,8 @@ class Intents:
                 self._moves.free_device(record, keys)
             if call.tokens is None:
                 self.keeper.stored(record, tier, moved)
-            self.keeper.decisions.settle(entry, moved.seconds, "done" if moved.whole else "failed", moved.detail)
+            link = self.keeper.speeds.links[tier]
+            self.keeper.journal.stored(entry, link, moved.bytes, moved.seconds, moved.whole, moved.detail)
             respond(moved.status, moved.pages, moved.bytes, moved.detail, tier)
 
         self._moves.store(record, tier, call.epoch, stored, queued, None if call.tokens is None else keys)
@@ -180,6 +181,9 @@ class Intents:
         record = store.sessions.get(call.session)
         if record is not None:
             self._pins.unpin(record)
+        if record is not None and record.keys:
+            dropped = self.keeper.journal.asked(record, call, "everywhere")
+            self.keeper.decisions.settle(dropped, None)
         self.keeper.journal.dropped(call.session)
         keys = store.sessions.drop(call.session)
         if call.token_ids:
@@ -229,6 +233,10 @@ class Intents:
         tokens = call.token_ids[: len(found.keys) * PAGE_SIZE + (tail.rows if tail else 0)]
         record = store.sessions.open(call.session, salt_id(call.salt), root)
         store.sessions.update(record, tokens, keys)
+        if store.stack is not None:
+            first, last = store.stack.lookup([keys[0], keys[-1]])
+            if first is not None and last is not None and last is not Tier.SHARED:
+                record.copy, record.copy_to = last, len(tokens)
         return record
 
     def _known_tail(self, found: Search) -> Tail | None:

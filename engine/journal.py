@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from engine.decisions import Decision, DecisionLog
 from engine.kvcall import KvCall
 from engine.sessions import SessionKv
-from engine.speeds import Speeds
+from engine.speeds import Link, Speeds
 from kvtier import Tier
 from kvtier.policy import Place
 
@@ -48,6 +48,15 @@ class Journal:
         if realised_s is not None:
             self.decisions.settle(entry, realised_s)
         return entry
+
+    def stored(self, entry: Decision, link: Link, size_bytes: int, seconds: float, whole: bool, detail: str) -> None:
+        """A copy has ended: the entry tells of what was written, not of what was there already."""
+        if whole and not size_bytes:
+            entry.predicted_s, detail = None, "it was there already"
+        elif whole and size_bytes < entry.bytes:
+            entry.tokens, entry.bytes = size_bytes // self._token_bytes, size_bytes
+            entry.predicted_s, detail = link.write_s(size_bytes), "the rest was there already"
+        self.decisions.settle(entry, seconds, "done" if whole else "failed", detail)
 
     def read(
         self,

@@ -129,11 +129,13 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
         eos_token_ids=tokenizer.eos_token_ids,
         kv_pool_tokens=blocks * PAGE_SIZE,
     )
+    log = DecisionLog(settings.decision_log)
+    log.check()
     speeds = Speeds()
     if settings.admission == "measured":
         progress("measuring", 0.0)
         speeds = measure(backend, stack, store.page_bytes, Room(blocks, facts.context))
-    keeper = Keeper(core, Moves(core), DecisionLog(settings.decision_log), speeds)
+    keeper = Keeper(core, Moves(core), log, speeds)
     intents = Intents(core, keeper)
     Collector(core)
     server = EngineServer(core, intents, Constraints(settings.model, facts.vocab), card)

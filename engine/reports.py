@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ class AuditAsk:
 
     repair: bool = False
     verify: bool = True
+    every_key: bool = False
     part: int = 0
     parts: int = 1
 
@@ -29,7 +30,8 @@ def parse_audit(message: Mapping[str, Any]) -> AuditAsk:
     fields = Fields(message)
     parts = fields.integer("parts", 1, 1, 256)
     part = fields.integer("part", 0, 0, parts - 1)
-    return AuditAsk(fields.flag("repair", False), fields.flag("verify", True), part, parts)
+    flags = (fields.flag("repair", False), fields.flag("verify", True), fields.flag("every_key", False))
+    return AuditAsk(*flags, part, parts)
 
 
 class Reports:
@@ -126,7 +128,7 @@ class Reports:
         if stack is None or not ask.verify:
             read({"findings": [], "pages": 0, "bytes": 0})
         else:
-            store.lanes.read(lambda: _findings(stack.audit(repair=ask.repair)), read)
+            store.lanes.read(lambda: _findings(stack.audit(repair=ask.repair, every_key=ask.every_key)), read)
 
     def _claimed(self) -> set[bytes]:
         """Keys that a session has, or that a request runs on or will look for."""
@@ -134,6 +136,12 @@ class Reports:
         for request in self._core.scheduler.requests():
             claimed.update(request.keys, request.known_keys())
         return claimed
+
+    def learn(self, salts: Sequence[bytes], reply: Reply) -> None:
+        """Salts of those who may have pages here, whose sessions have not come yet: what is encrypted can be read."""
+        for salt in salts:
+            self._store.root(salt)
+        reply({"learned": len(salts)})
 
     def stats(self, reply: Reply) -> None:
         """Pool, scheduler, counters and tiers, and whether the books add up."""

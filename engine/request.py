@@ -255,6 +255,12 @@ class Fields:
             raise self._bad(name, value, "at most 64 bytes in hex")
         return salt
 
+    def salts(self, name: str) -> list[bytes]:
+        value = self._get(name, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._bad(name, value, "a list of hex digits")
+        return [Fields({name: item}, self._prefix).salt(name) for item in value]
+
     def mapping(self, name: str) -> Mapping[str, Any]:
         value = self._message.get(name)
         if value is None:

@@ -185,6 +185,9 @@ class EngineServer:
             fields = Fields(message)
             after, limit = fields.integer("after", 0, 0, 1 << 62), fields.integer("limit", 1000, 1, 10_000)
             self._post(reply, lambda: self._reports.decisions(after, limit, reply))
+        elif kind == "learn":
+            salts = Fields(message).salts("salts")
+            self._post(reply, lambda: self._reports.learn(salts, reply))
         elif kind == "audit":
             ask = parse_audit(message)
             self._post(reply, lambda: self._reports.audit(ask, reply))
@@ -197,7 +200,7 @@ class EngineServer:
         else:
             raise RequestError(
                 "bad_request",
-                f"type is {kind!r}; hello, generate, cancel, kv, kv_hints, kv_state, stats, decisions, audit and"
+                f"type is {kind!r}; hello, generate, cancel, kv, kv_hints, kv_state, stats, decisions, audit, learn and"
                 " delete_keys are possible",
             )
 

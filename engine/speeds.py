@@ -15,7 +15,9 @@ from kvtier import Tier, TierStack
 from kvtier.policy import Prefill
 
 _WEIGHT = 0.2  # of the newest transfer
+_LATENCY_WEIGHT = 0.5  # these tell little of each other, and change with what else the disk does
 _LEAST_S = 1e-6
+_FSYNC_S = 0.03  # of a write to disk, until one was made
 _LARGE_BYTES = 4 * 2**20
 _SAMPLE_BYTES = 16 * 2**20
 _FAR_PAGE = 32  # where the second measurement of prefill stands
@@ -76,14 +78,18 @@ class Speeds:
         if size_bytes >= _LARGE_BYTES:
             link.read_bps = _follow(link.read_bps, size_bytes / max(seconds - link.latency_s, _LEAST_S))
         elif link.read_bps:
-            link.latency_s = _follow(link.latency_s, max(seconds - size_bytes / link.read_bps, _LEAST_S))
+            link.latency_s = _follow(
+                link.latency_s, max(seconds - size_bytes / link.read_bps, _LEAST_S), _LATENCY_WEIGHT
+            )
 
     def write_took(self, tier: Tier, size_bytes: int, seconds: float) -> None:
         link = self.links[tier]
         if size_bytes >= _LARGE_BYTES:
             link.write_bps = _follow(link.write_bps, size_bytes / max(seconds - link.write_latency_s, _LEAST_S))
         elif size_bytes and link.write_bps:
-            link.write_latency_s = _follow(link.write_latency_s, max(seconds - size_bytes / link.write_bps, _LEAST_S))
+            link.write_latency_s = _follow(
+                link.write_latency_s, max(seconds - size_bytes / link.write_bps, _LEAST_S), _LATENCY_WEIGHT
+            )
 
     def prefill_took(self, start: int, stop: int, seconds: float) -> None:
         """Of a prompt that nobody decoded beside."""
@@ -128,7 +134,7 @@ def measure(
     speeds.links[Tier.HOST] = Link(bps, bps, 5e-4)
     disk = stack.measure(_SAMPLE_BYTES)
     if disk is not None:
-        speeds.links[Tier.NVME] = Link(disk.bytes_per_s, disk.bytes_per_s, 1e-3)
+        speeds.links[Tier.NVME] = Link(disk.bytes_per_s, disk.bytes_per_s, 1e-3, _FSYNC_S)
     return speeds
 
 
@@ -169,5 +175,5 @@ def _copy_bps(page_bytes: int, clock: Callable[[], float]) -> float:
     return count * page_bytes / max(clock() - begun, _LEAST_S) / 2  # and as much again to verify it
 
 
-def _follow(before: float, value: float) -> float:
-    return value if not before else before + _WEIGHT * (value - before)
+def _follow(before: float, value: float, weight: float = _WEIGHT) -> float:
+    return value if not before else before + weight * (value - before)

@@ -32,6 +32,7 @@ class Flaw(enum.StrEnum):
     ORPHAN = "orphan"  # bytes that no index entry stands for
     EMPTY = "empty entry"  # an index entry without bytes, or with those of something else
     DAMAGED = "damaged page"  # bytes that do not verify
+    LOCKED = "locked"  # a segment that needs a key which is not here
     QUARANTINED = "quarantined"  # did not verify earlier, and was kept for inspection
     UNREADABLE = "unreadable"  # the medium would not tell
 
@@ -57,14 +58,15 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Whether every index stands for what is there; quarantined bytes are known and counted."""
-        return all(one.flaw is Flaw.QUARANTINED or one.repaired for one in self.findings)
+        """Whether every index stands for what is there; quarantined and locked bytes are known and counted."""
+        known = (Flaw.QUARANTINED, Flaw.LOCKED)
+        return all(one.flaw in known or one.repaired for one in self.findings)
 
     def count(self, flaw: Flaw) -> int:
         return sum(one.flaw is flaw for one in self.findings)
 
 
-def audit_parts(parts: Parts, repair: bool) -> Audit:
+def audit_parts(parts: Parts, repair: bool, every_key: bool = False) -> Audit:
     """Tier by tier; each one's changes wait while it is audited. Storage that fails is a finding."""
     findings: list[Finding] = []
     read: Counter[str] = Counter()
@@ -72,7 +74,7 @@ def audit_parts(parts: Parts, repair: bool) -> Audit:
     if isinstance(host, HostArena):
         findings += _audit_host(host, repair, read)
     if parts.nvme is not None:
-        findings += _audit_nvme(parts.nvme, repair, read)
+        findings += _audit_nvme(parts.nvme, repair, every_key, read)
     if parts.shared is not None:
         findings += _audit_shared(parts.shared, repair, read)
     return Audit(tuple(findings), read["pages"], read["bytes"])
@@ -116,11 +118,11 @@ def _add(read: Counter[str], size_bytes: int) -> None:
 # --- NVMe ------------------------------------------------------------------------------------------------
 
 
-def _audit_nvme(store: NvmeStore, repair: bool, read: Counter[str]) -> list[Finding]:
+def _audit_nvme(store: NvmeStore, repair: bool, every_key: bool, read: Counter[str]) -> list[Finding]:
     with store.writer:
         store.refresh()
         mine = repair and store.files.hold_lease()
-        found = list(_entries(store, mine, read))
+        found = [*_entries(store, mine, read), *_locked(store, mine and every_key)]
         try:
             return found + list(_files(store, mine))
         except OSError:
@@ -138,6 +140,14 @@ def _entries(store: NvmeStore, repair: bool, read: Counter[str]) -> Iterator[Fin
             yield Finding(Tier.NVME, Flaw.EMPTY, f"{held.id[-2:]}/{held.id}", held.size_bytes, repair)
             continue
         yield from _pages(store, held, repair, read)
+
+
+def _locked(store: NvmeStore, remove: bool) -> Iterator[Finding]:
+    """Segments that nothing can be said of for want of a key. Whoever has given every key that there is may have them
+    removed: nobody can ever read them."""
+    for segment_id, size_bytes in store.locked().items():
+        name = f"{segment_id[-2:]}/{segment_id}"
+        yield Finding(Tier.NVME, Flaw.LOCKED, name, size_bytes, remove and store.remove_locked(segment_id))
 
 
 def _pages(store: NvmeStore, held: Held, repair: bool, read: Counter[str]) -> Iterator[Finding]:

@@ -74,6 +74,10 @@ class Census:
         """The segment of this manifest needs a key that is not here."""
         self._locked.add(path)
 
+    def locked(self) -> set[str]:
+        """Ids of segments that need a key."""
+        return {path.stem for path in self._locked}
+
     def unlock(self) -> bool:
         """There are new keys: what was locked is inspected again at the next scan. False where nothing was."""
         self._unread |= self._locked

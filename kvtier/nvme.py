@@ -113,6 +113,14 @@ class NvmeStore:
             if self._census.unlock():
                 self.refresh()
 
+    def locked(self) -> dict[str, int]:
+        """Segments that need a key which is not here, with their bytes. Under `writer`."""
+        known, locked = self.index.foreign(), self._census.locked()
+        return {segment_id: size for segment_id, size in known.items() if segment_id in locked}
+
+    def remove_locked(self, segment_id: str) -> bool:
+        return self._room.remove(segment_id, "deleted")
+
     # --- reading -------------------------------------------------------------------------------------
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Buffer]:

@@ -242,10 +242,11 @@ class TierStack:
         for store in self._stores.values():
             store.check_integrity()
 
-    def audit(self, *, repair: bool = False) -> Audit:
-        """Reads every tier anew and compares with the indexes; see `audit`. `repair` removes orphans."""
+    def audit(self, *, repair: bool = False, every_key: bool = False) -> Audit:
+        """Reads every tier anew and compares with the indexes; see `audit`. `repair` removes orphans, and where the
+        key ring has `every_key` that there is, what needs another one."""
         self._check_open()
-        return audit_parts(self._parts, repair)
+        return audit_parts(self._parts, repair, every_key)
 
     def measure(self, size_bytes: int = 64 * 2**20) -> ReadSpeed | None:
         """How fast NVMe reads here and now; see `NvmeStore.measure`. None without such a tier, or where it fails."""

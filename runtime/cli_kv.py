@@ -87,7 +87,7 @@ def view(found: KvAudit) -> RenderableType:
     table.add_row("on the device", f"{found.on_device:,}", "")
     for tier, pages in found.in_tiers.items():
         table.add_row(tier, f"{pages:,}", f"{len(found.orphans.get(tier, ())):,}")
-    table.add_row("named and nowhere (to be computed again)", f"{found.absent:,}", "")
+    table.add_row("named and in no tier", f"{found.absent:,}", "")
     lines = [f"{found.verified:,} pages were read and verified; the engine's books: {found.integrity}"]
     flaws = [*_flaws(found)]
     lines += flaws[:SHOWN]
@@ -95,7 +95,11 @@ def view(found: KvAudit) -> RenderableType:
         lines.append(f"... and {len(flaws) - SHOWN} more; --json lists them all")
     if found.deleted:
         lines.append(f"{found.deleted} orphans were deleted")
-    lines.append("disk, RAM and record name the same set" if found.clean else "NOT clean; --repair removes orphans")
+    if found.absent:
+        lines.append("what is named and in no tier is computed again when it is needed, or has grown into another page")
+    lines.append(
+        "clean: every page that lies anywhere is named by an open session" if found.clean else "NOT clean; try --repair"
+    )
     return Group(table, "", *lines)
 
 

@@ -53,7 +53,8 @@ async def audit(db: Database, client: EngineClient, *, repair: bool = False, sha
 
     The engine is asked first: what a think under way adds meanwhile is then in neither list.
     """
-    found = await client.audit(repair=repair)
+    await teach(db, client)
+    found = await client.audit(repair=repair, every_key=True)
     rows = await db.fetch(_NAMED)
     named = {row["key"] for row in rows}
     open_sessions = await _open(db)
@@ -80,8 +81,16 @@ async def audit(db: Database, client: EngineClient, *, repair: bool = False, sha
     )
 
 
+async def teach(db: Database, client: EngineClient) -> None:
+    """Give the engine every salt that the record has: an engine that was restarted has none, and what is encrypted
+    cannot be looked at without. Salts of domains that have ended are gone, and so is what was written under them."""
+    rows = await db.fetch("SELECT salt FROM tenants UNION ALL SELECT salt FROM kv_domains")
+    await client.learn([row["salt"] for row in rows])
+
+
 async def collect(db: Database, client: EngineClient) -> int:
     """Delete from this machine's tiers what neither the record nor the engine names: what a crash left."""
+    await teach(db, client)
     found = await client.audit(verify=False)
     named = {row["key"] for row in await db.fetch(_NAMED)}
     named |= set(found["held"])

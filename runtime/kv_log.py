@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from engine import EngineGone
+from runtime import kv_audit
 from runtime.engines import EngineLink
 from runtime.store import Database, decisions
 
@@ -20,6 +21,8 @@ async def drain(engine: EngineLink, db: Database, seen: tuple[str, int]) -> tupl
     client = await engine.client()
     boot = client.card.boot_id
     after = seen[1] if seen[0] == boot else 0
+    if seen[0] != boot:
+        await kv_audit.teach(db, client)  # it was restarted
     while True:
         version, entries = await client.decisions(after, BATCH)
         await decisions.write(db, boot, entries)

@@ -15,6 +15,7 @@ _ACTIONS = {
     "recompute": "computed {tokens} tokens again",
     "pin": "pinned {what} on {place}",
     "keep": "left {what} on {place} without a copy",
+    "drop": "forgot {what} {place}",
 }
 _WHY = {
     "tool_started": "a tool started",
@@ -43,7 +44,7 @@ def sentence(row: Mapping[str, Any]) -> str:
     place = " and ".join(_PLACES.get(one, one) for one in row["place"].split("+"))
     shape = _ACTIONS.get(row["action"], row["action"] + " of {what} at {place}")
     text = shape.format(what=what, place=place, tokens=f"{row['tokens']:,}")
-    why = _WHY.get(row["reason"], row["reason"])
+    why = "its pages were gone" if row["action"] == "recompute" else _WHY.get(row["reason"], row["reason"])
     detail = f" ({row['detail']})" if row["detail"] else ""
     return f"{text}, because {why}{_outcome(row)}{detail}"
 

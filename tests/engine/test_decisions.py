@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.decisions import DecisionLog
+from engine.errors import RequestError
 from kvtier.policy import Place, Prefill, Reason, SessionView, State, TierView, View
 
 
@@ -75,6 +76,8 @@ def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     assert task is not None
     task()
     assert log.file_failures == 1
+    with pytest.raises(RequestError, match="cannot be written: No such file or directory; name another file"):
+        log.check()
 
 
 @pytest.mark.parametrize("version", [0, 7])

@@ -59,7 +59,7 @@ ROW: dict[str, Any] = {
         ),
         (
             {"action": "recompute", "place": "device", "reason": "scheduled", "realised_s": 1.6, "predicted_s": 1.5},
-            "computed 2,048 tokens again, because it was its turn: took 1.60 s; 1.50 s expected",
+            "computed 2,048 tokens again, because its pages were gone: took 1.60 s; 1.50 s expected",
         ),
         (
             {"action": "keep", "place": "device", "realised_s": None, "predicted_s": None, "detail": "too short"},
@@ -71,6 +71,10 @@ ROW: dict[str, Any] = {
         ),
         ({"status": "failed", "detail": "the disk is full"}, "because a tool started: it failed (the disk is full)"),
         ({"status": "open", "realised_s": None, "instead_s": None}, "because a tool started: under way"),
+        (
+            {"action": "drop", "place": "everywhere", "reason": "asked", "realised_s": None, "instead_s": None},
+            "forgot 2,048 tokens (47.2 MB) everywhere, because it was asked for",
+        ),
         ({"action": "shuffle", "place": "attic", "realised_s": None, "instead_s": None}, "shuffle of 2,048 tokens"),
     ],
 )

@@ -90,7 +90,7 @@ async def test_the_audit_finds_disk_memory_and_record_in_agreement(client, stack
     await session.cancel()
     status, text = await command(stack, "audit")
     assert status == 0
-    assert "name the same set" in text
+    assert "is named by an open session" in text
 
 
 async def test_a_session_that_shares_with_nobody_finds_nothing_of_its_twin(client, stack):

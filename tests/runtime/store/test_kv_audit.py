@@ -13,7 +13,7 @@ from rich.console import Console
 from engine import EngineClient, KvState
 from runtime.cli_kv import view
 from runtime.kv_audit import KvAudit, audit, collect
-from runtime.store import Database, steps
+from runtime.store import Database, fleet, steps
 from runtime.store.values import Segment
 from tests.engine.conftest import share_native
 from tests.engine.process import Process, engine
@@ -23,16 +23,18 @@ from tests.runtime.store.conftest import Story, checkpoint
 PROMPT = [5 + i % 40 for i in range(90)]
 
 
-def served(root: Path) -> Any:
+def served(root: Path, **options: Any) -> Any:
     """An engine over the tiers of this folder; the second one finds what the first one left."""
     if not (root / "cache").exists():
         share_native(root)
     tiers = {"host-arena": root / "arena", "host-bytes": 1 << 24, "nvme-dir": root / "nvme", "nvme-bytes": 1 << 24}
-    return engine(write_tiny(root / "tiny.gguf"), root, **tiers)
+    return engine(write_tiny(root / "tiny.gguf"), root, **tiers, **options)
 
 
-async def think(client: EngineClient, session: str, first: int) -> KvState:
-    async for _ in client.generate(request_id=session, session=session, token_ids=[first, *PROMPT], max_tokens=4):
+async def think(client: EngineClient, session: str, first: int, salt: bytes = b"") -> KvState:
+    async for _ in client.generate(
+        request_id=session, session=session, token_ids=[first, *PROMPT], max_tokens=4, salt=salt
+    ):
         pass
     return await client.kv_state(session)
 
@@ -68,7 +70,7 @@ async def test_pages_that_an_open_session_names_are_the_set(db: Database, story:
         found = await audit(db, client)
         assert found.clean, found
         assert (found.named, found.in_tiers["nvme"], found.verified) == (len(state.keys),) * 3
-        assert "name the same set" in shown(found)
+        assert "is named by an open session" in shown(found)
 
 
 async def test_what_a_killed_engine_left_is_listed_and_repaired(db: Database, story: Story, tmp_path: Path) -> None:
@@ -133,3 +135,29 @@ async def test_a_flipped_bit_is_a_finding(db: Database, story: Story, tmp_path: 
         assert json.dumps(found.findings)
         assert (await audit(db, client, repair=True)).findings[0]["repaired"]
         assert (await audit(db, client)).clean
+
+
+async def test_what_is_encrypted_is_looked_at_with_the_records_salts(
+    db: Database, story: Story, tmp_path: Path
+) -> None:
+    async with served(tmp_path, kv_encryption="on") as process, await EngineClient.connect(process.socket) as client:
+        await fleet.ensure_admin(db, "key")
+        (tenant,) = await db.fetch("SELECT salt FROM tenants")
+        salt = tenant["salt"]
+        story.session_id = "ses_kept"
+        kept = await think(client, "ses_kept", 1, salt)
+        await named(story, kept)
+        gone = bytes(31) + b"1"  # of a domain that has ended: nobody has this salt any more
+        await think(client, "ses_gone", 2, gone)
+        for name, its in (("ses_kept", salt), ("ses_gone", gone)):
+            receipt = await client.kv("offload", session=name, tier="nvme", salt=its, wait=True)
+            assert receipt.status == "accepted"
+        await forgotten(process)
+    async with served(tmp_path, kv_encryption="on") as process, await EngineClient.connect(process.socket) as client:
+        found = await audit(db, client)
+        assert (found.clean, found.in_tiers["nvme"], found.verified) == (False, len(kept.keys), len(kept.keys))
+        assert [one["flaw"] for one in found.findings] == ["locked"]
+        assert "locked in nvme" in shown(found)
+        assert (await audit(db, client, repair=True)).clean
+        again = await audit(db, client)
+        assert (again.clean, again.findings, again.in_tiers["nvme"]) == (True, [], len(kept.keys))
