@@ -9,6 +9,7 @@ Where pages are host memory, a landing is the page itself, and all events have h
 
 from __future__ import annotations
 
+import abc
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,18 +110,18 @@ class _Done:
 DONE: Moved = _Done()
 
 
-class HostPages:
+class HostPages(abc.ABC):
     """`MovesPages` for a backend whose pages are host memory; `expect` is its own."""
 
     overlaps: bool = False
 
+    @abc.abstractmethod
     def page(self, block: int) -> memoryview:
         """See `Backend`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def snapshot(self, block: int, rows: int) -> bytes:
         """See `Backend`."""
-        raise NotImplementedError
 
     def gather(self, pages: Sequence[tuple[int, int]]) -> Copied:
         return Copied([self.snapshot(block, rows) for block, rows in pages], DONE)
