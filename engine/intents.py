@@ -152,8 +152,7 @@ class Intents:
             self.keeper.brought(record, call, tokens, time.monotonic() - begun_s)
             short = sum(store.pool.find(key) is None for key in asked)
             if record.pinned:
-                room, only = len(record.pinned_blocks) + self._core.scheduler.spare_pages, record.pinned_only
-                store.pin(record, room, None if only is None else [key for key in record.keys if key in only])
+                store.pin(record, len(record.pinned_blocks) + self._core.scheduler.spare_pages)
             here, size = len(asked) - short, len(waiter.tiers) * store.page_bytes
             if short:
                 respond(

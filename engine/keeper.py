@@ -128,14 +128,11 @@ class Keeper(Observer):
 
     def returned(self, session: str, what: Return) -> None:
         sources = what.sources.by_tier()
-        restored = sum(sources.values())
-        if restored:
+        if sources:
             self.journal.read(session, "scheduled", "restore", sources, what.sources.device, what.seconds)
-        if len(sources) == 1:
-            (tier,) = sources
-            self.speeds.read_took(tier, restored * self._token_bytes, what.seconds)
+            self._learn(sources, what.seconds)
         if not what.recomputed:
-            self.journal.back(session, what.seconds if restored else 0.0)
+            self.journal.back(session, what.seconds if sources else 0.0)
 
     def computed(self, session: str, what: Computed) -> None:
         if what.alone:
@@ -172,10 +169,14 @@ class Keeper(Observer):
         if not tokens:
             return
         self.journal.read(record.name, "tool_ended", "prefetch", tokens, 0, seconds, call.step)
+        self._learn(tokens, seconds)
+        self.journal.back(record.name, seconds)
+
+    def _learn(self, tokens: Mapping[Tier, int], seconds: float) -> None:
+        """A read of one tier tells of its speed; one of several does not say whose."""
         if len(tokens) == 1:
             ((tier, count),) = tokens.items()
             self.speeds.read_took(tier, count * self._token_bytes, seconds)
-        self.journal.back(record.name, seconds)
 
     def break_even(self) -> dict[str, int | None]:
         """By tier: from how many tokens on reading back is quicker than computing. None: never."""

@@ -106,7 +106,7 @@ class Reports:
         store, stack, before = self._store, self._store.stack, self._claimed()
 
         def answer(tiers: dict[str, list[str]] | None, found: dict[str, Any] | None) -> None:
-            told = found if found is not None else {"findings": [], "pages": 0, "bytes": 0}
+            told = found if found is not None else _NOTHING_READ
             lost = None if tiers is not None and found is not None else "the tiers did not answer"
             reply(
                 {
@@ -126,7 +126,7 @@ class Reports:
                 store.lanes.write(lambda: _keys(stack, ask), lambda tiers: answer(tiers, found))
 
         if stack is None or not ask.verify:
-            read({"findings": [], "pages": 0, "bytes": 0})
+            read(_NOTHING_READ)
         else:
             store.lanes.read(lambda: _findings(stack.audit(repair=ask.repair, every_key=ask.every_key)), read)
 
@@ -175,6 +175,9 @@ class Reports:
             counted(({}, None))
         else:
             store.lanes.write(lambda: (asdict(stack.stats()), _fault(stack.check_integrity)), counted)
+
+
+_NOTHING_READ: dict[str, Any] = {"findings": [], "pages": 0, "bytes": 0}
 
 
 def _findings(found: Audit) -> dict[str, Any]:

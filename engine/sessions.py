@@ -42,6 +42,11 @@ class SessionKv:
     copy: Tier | None = None
     copy_to: int = 0
 
+    @property
+    def pinned_keys(self) -> list[bytes]:
+        """Those of its pages that a pin is to hold."""
+        return self.keys if self.pinned_only is None else [key for key in self.keys if key in self.pinned_only]
+
 
 class Sessions:
     """Records by name, holder counts by key, and the highest epoch seen per session."""

@@ -19,6 +19,7 @@ from engine.keyring import SaltKeys
 from engine.lanes import Lanes
 from engine.pages import PagePool, Taken
 from engine.request import Request
+from engine.restore import leading
 from engine.sessions import SessionKv, Sessions
 from engine.transfers import Page, Transfers
 from kvtier import Receipt, Tier, TierStack, next_key, root_key
@@ -102,8 +103,8 @@ class KvStore:
         """Tokens of a new request that will have to be computed, by what lies where now."""
         keys = request.known_keys()
         here = self.pool.match(keys)
-        places = self.transfers.lookup(keys[here:]) if self.transfers is not None else []
-        below = next((count for count, place in enumerate(places) if place is None), len(places))
+        rest = keys[here:]
+        below = len(leading(rest, self.transfers.lookup(rest))) if self.transfers is not None else 0
         return len(request.tokens) - (here + below) * PAGE_SIZE
 
     # -- pages of a running request -------------------------------------------------------------------------------
@@ -126,7 +127,8 @@ class KvStore:
 
     def page_of(self, record: SessionKv, key: bytes) -> Page:
         """A page of a session, to be brought back."""
-        rows = min(PAGE_SIZE, len(record.tokens) - record.keys.index(key) * PAGE_SIZE)
+        before = len(record.keys) - 1  # whole pages: only the last one can be partial
+        rows = len(record.tokens) - before * PAGE_SIZE if key == record.keys[-1] else PAGE_SIZE
         return Page(key, rows, record.salt_id)
 
     def copy(self, block: int, rows: int) -> int:
@@ -159,8 +161,7 @@ class KvStore:
         record = self._hand_over(request)
         if record is not None and record.pinned:
             self.unpin(record)
-            only = record.pinned_only
-            self.pin(record, self.pool.total, None if only is None else [key for key in record.keys if key in only])
+            self.pin(record, self.pool.total)
 
     def discard(self, request: Request) -> None:
         """Give a request's pages back and forget them, wherever they are."""
@@ -223,11 +224,11 @@ class KvStore:
     # -- pins -----------------------------------------------------------------------------------------------------
 
     def pin(self, record: SessionKv, room: int, only: Sequence[bytes] | None = None) -> int:
-        """Hold the session's pages on the device, at most `room` of them. Returns how many are held. `only`: these of
-        its pages."""
+        """Hold pages of the session on the device, at most `room` of them. Returns how many are held. `only`: these,
+        instead of all that it wants pinned."""
         record.pinned = True
         held = set(record.pinned_blocks)
-        for key in record.keys if only is None else only:
+        for key in record.pinned_keys if only is None else only:
             block = self.pool.find(key)
             if block is None or block in held or len(record.pinned_blocks) >= room:
                 continue
