@@ -26,7 +26,7 @@ from typing import Any
 import click
 import psutil
 
-from bench.served import Served, served
+from bench.served import Served, served, tiered
 from engine import Done, EngineClient, EngineGone, Preempted, Sampling, Tokens
 from engine.wire import encode_frame
 from runtime.cli import ensure_model
@@ -315,14 +315,7 @@ def as_lines(evidence: Evidence) -> list[dict[str, Any]]:
 async def measure(model: Path, clients: int, seconds: float, seed: int, sabotage: str | None) -> list[dict[str, Any]]:
     root = Path(tempfile.mkdtemp(prefix="tenuto-bench-"))
     try:
-        options: dict[str, Any] = {
-            "kv_tokens": POOL_TOKENS,
-            "host_arena": root / "arena",
-            "host_bytes": TIER_BYTES,
-            "nvme_dir": root / "nvme",
-            "nvme_bytes": TIER_BYTES,
-        }
-        async with served(model, root, **options) as engine:
+        async with served(model, root, **tiered(root, POOL_TOKENS, TIER_BYTES)) as engine:
             return as_lines(await Streams(engine, clients, seconds, seed).run(sabotage))
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -16,9 +16,7 @@ logits, `stall` stops the engine beside a long prompt, `altered` improves the ev
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,12 +29,13 @@ from bench import evidence, formats, llamacpp, streams
 from bench.bandwidth import Bandwidth
 from bench.columns import COLUMNS, QUICK, Column
 from bench.compiled import BenchError
-from bench.engine_figures import BF16, OURS, best, figures, is_green, misses, table
+from bench.engine_figures import BF16, OURS, best, figures, misses, table
 from bench.engine_report import report
 from bench.evidence import Line
 from bench.quiet import DISTURBED_CORES, Watch
 from bench.runners import OURS as MODES
 from bench.runners import opened_weights
+from bench.verdict import show, tell
 from bench.worker import Spec, Worker, open_workers
 from runtime.cli import ensure_model
 from runtime.settings import Settings
@@ -90,7 +89,7 @@ class Rounds:
                     timing = self._timing(name, column.name, watch)
                     self._leave({"kind": "timing", "round": number, "engine": name, "column": column.name, **timing})
             self.keep(self.lines)
-            _tell(f"round {number + 1} of {self.wanted.rounds} done, load {evidence.load_average()}")
+            tell(f"round {number + 1} of {self.wanted.rounds} done, load {evidence.load_average()}")
         for name in self.workers:
             if name.startswith(f"{OURS}/"):
                 self._leave({"kind": "alone", "engine": name, "column": "batch8", "rows": self._alone(name)})
@@ -175,8 +174,8 @@ def measure(wanted: Wanted, keep: Callable[[list[Line]], None] = lambda lines: N
 def _peer_files(wanted: Wanted) -> dict[str, Path]:
     if wanted.peer != "llama.cpp":
         return {}
-    found = llamacpp.build(_tell, native=wanted.sabotage != "plain-peer")
-    return formats.files(found, wanted.model, _tell, wanted.threads)
+    found = llamacpp.build(tell, native=wanted.sabotage != "plain-peer")
+    return formats.files(found, wanted.model, tell, wanted.threads)
 
 
 def _matrices(model: Path) -> list[Any]:
@@ -206,7 +205,7 @@ def _about(wanted: Wanted, matrix_bytes: int) -> Line:
 def _gaps(wanted: Wanted, modes: Sequence[str]) -> list[Line]:
     lines: list[Line] = []
     for mode in modes:
-        _tell(f"eight streams and a long prompt, {mode}")
+        tell(f"eight streams and a long prompt, {mode}")
         repeats, prompt = (1, 512) if wanted.quick else (3, streams.PROMPT)
         lines += asyncio.run(
             streams.measure(
@@ -254,24 +253,9 @@ def main(
         raise click.ClickException(str(error)) from error
     if sabotage == "altered":
         evidence.alter(path, "timing", "seconds", 0.5)
-    show(*evidence.read(path), as_json=as_json)
-
-
-def show(lines: list[Line], sealed: bool, *, as_json: bool) -> None:
-    """Print the figures of evidence and exit: 0 where they are green, else 1."""
+    lines, sealed = evidence.read(path)
     figure = figures(lines, sealed)
-    if as_json:
-        for miss in misses(figure):
-            _tell(miss)
-        click.echo(json.dumps(figure))
-    else:
-        for text in report(lines, figure):
-            click.echo(text)
-    sys.exit(0 if is_green(figure) else 1)
-
-
-def _tell(text: str) -> None:
-    click.echo(text, err=True)
+    show(figure, misses(figure), lambda: report(lines, figure), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import click
 
 from bench.policy_calibrate import calibrated, samples, tokens_of
 from bench.policy_replay import compared, is_close
-from bench.served import served
+from bench.served import served, tiered
 from engine.client import Done, EngineClient, Prefill, Tokens
 from engine.request import Sampling
 from runtime.cli import ensure_model
@@ -104,14 +104,10 @@ async def measure(model: Path, rounds: int, sessions: int, turns: int, seed: int
     others may be at work on the same cores, so speed is no constant."""
     root = Path(tempfile.mkdtemp(prefix="tenuto-bench-"))
     try:
-        options: dict[str, Any] = {
-            "kv_tokens": POOL_TOKENS,
-            "host_arena": root / "arena",
-            "host_bytes": TIER_BYTES,
-            "nvme_dir": root / "nvme",
-            "nvme_bytes": TIER_BYTES,
-        }
-        async with served(model, root, **options) as engine, await EngineClient.connect(engine.socket) as client:
+        async with (
+            served(model, root, **tiered(root, POOL_TOKENS, TIER_BYTES)) as engine,
+            await EngineClient.connect(engine.socket) as client,
+        ):
             log: list[dict[str, Any]] = []
             before = await samples(client, 0)
             for number in range(rounds):

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -29,10 +27,11 @@ import click
 from bench import evidence
 from bench.compiled import BenchError
 from bench.evidence import Line
-from bench.replay_figures import figures, is_green, misses, report
+from bench.replay_figures import figures, misses, report
 from bench.replay_play import MODES, TIERS, Player
 from bench.replay_sessions import Recorded, from_shapes, from_trace
 from bench.served import served
+from bench.verdict import show, tell
 from engine import EngineClient
 from engine.tokens import load_tokenizer
 from runtime.cli import ensure_model
@@ -66,7 +65,7 @@ async def measure(wanted: Wanted) -> list[Line]:
             for start in range(0, len(recorded), wanted.together):
                 group = recorded[start : start + wanted.together]
                 for mode in MODES if start // wanted.together % 2 else MODES[::-1]:
-                    _tell(f"sessions {start + 1} to {start + len(group)} of {len(recorded)}, {mode}")
+                    tell(f"sessions {start + 1} to {start + len(group)} of {len(recorded)}, {mode}")
                     lines += await _play(wanted, clients[mode], mode, group)
             for mode in MODES:
                 lines.append({"kind": "after", "mode": mode, "integrity": (await clients[mode].stats())["integrity"]})
@@ -150,24 +149,9 @@ def main(directory: Path, as_json: bool, model: str, **options: Any) -> None:
         evidence.leave(path, asyncio.run(measure(Wanted(settings.model_path, **options))))
     except BenchError as error:
         raise click.ClickException(str(error)) from error
-    show(*evidence.read(path), as_json=as_json)
-
-
-def show(lines: list[Line], sealed: bool, *, as_json: bool) -> None:
-    """Print the figures of evidence and exit: 0 where they are green, else 1."""
+    lines, sealed = evidence.read(path)
     figure = figures(lines, sealed)
-    if as_json:
-        for miss in misses(figure):
-            _tell(miss)
-        click.echo(json.dumps(figure))
-    else:
-        for text in report(lines, figure):
-            click.echo(text)
-    sys.exit(0 if is_green(figure) else 1)
-
-
-def _tell(text: str) -> None:
-    click.echo(text, err=True)
+    show(figure, misses(figure), lambda: report(lines, figure), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,17 @@ class Served:
     ready: dict[str, Any]
 
 
+def tiered(root: Path, pool_tokens: int, tier_bytes: int) -> dict[str, Any]:
+    """Options of an engine with a pool and two tiers under `root`."""
+    return {
+        "kv_tokens": pool_tokens,
+        "host_arena": root / "arena",
+        "host_bytes": tier_bytes,
+        "nvme_dir": root / "nvme",
+        "nvme_bytes": tier_bytes,
+    }
+
+
 @contextlib.asynccontextmanager
 async def served(model: Path, root: Path, *, module: str = "engine", **options: Any) -> AsyncIterator[Served]:
     """`python -m engine` with its files under `root`; terminated at the end. Raises BenchError if it does not start.

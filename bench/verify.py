@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -34,50 +34,41 @@ def _resume(path: Path) -> Verdict:
     return figure, resume.is_green(figure)
 
 
-def _engine(path: Path) -> Verdict:
-    figure = engine_figures.figures(*evidence.read(path))
-    return figure, engine_figures.is_green(figure)
+class Figures(Protocol):
+    """The figures of a bench whose evidence is sealed."""
+
+    def figures(self, lines: list[evidence.Line], sealed: bool) -> dict[str, Any]: ...
+
+    def is_green(self, figure: dict[str, Any]) -> bool: ...
 
 
-def _eval(path: Path) -> Verdict:
-    figure = eval_figures.figures(*evidence.read(path))
-    return figure, eval_figures.is_green(figure)
+def _sealed(bench: Figures) -> Callable[[Path], Verdict]:
+    def verdict(path: Path) -> Verdict:
+        figure = bench.figures(*evidence.read(path))
+        return figure, bench.is_green(figure)
+
+    return verdict
 
 
-def _crowd(path: Path) -> Verdict:
-    figure = crowd.figures([json.loads(line) for line in path.read_text().splitlines()])
-    return figure, crowd.is_green(figure)
+def _plain(
+    figures: Callable[[list[dict[str, Any]]], dict[str, Any]], is_green: Callable[[dict[str, Any]], bool]
+) -> Callable[[Path], Verdict]:
+    def verdict(path: Path) -> Verdict:
+        figure = figures([json.loads(line) for line in path.read_text().splitlines()])
+        return figure, is_green(figure)
 
-
-def _policy(path: Path) -> Verdict:
-    figure = policy_figures.figures([json.loads(line) for line in path.read_text().splitlines()])
-    return figure, policy_figures.is_green(figure)
-
-
-def _policy_check(path: Path) -> Verdict:
-    figure = policy_replay.compared([json.loads(line) for line in path.read_text().splitlines()])
-    return figure, policy_replay.is_close(figure)
-
-
-def _wake(path: Path) -> Verdict:
-    figure = wake_figures.figures(*evidence.read(path))
-    return figure, wake_figures.is_green(figure)
-
-
-def _replay(path: Path) -> Verdict:
-    figure = replay_figures.figures(*evidence.read(path))
-    return figure, replay_figures.is_green(figure)
+    return verdict
 
 
 BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "resume.jsonl": _resume,
-    "engine.jsonl": _engine,
-    "eval.jsonl": _eval,
-    "crowd.jsonl": _crowd,
-    "policy.jsonl": _policy,
-    "wake.jsonl": _wake,
-    "replay.jsonl": _replay,
-    "policy_check.jsonl": _policy_check,
+    "engine.jsonl": _sealed(engine_figures),
+    "eval.jsonl": _sealed(eval_figures),
+    "crowd.jsonl": _plain(crowd.figures, crowd.is_green),
+    "policy.jsonl": _plain(policy_figures.figures, policy_figures.is_green),
+    "wake.jsonl": _sealed(wake_figures),
+    "replay.jsonl": _sealed(replay_figures),
+    "policy_check.jsonl": _plain(policy_replay.compared, policy_replay.is_close),
 }
 
 

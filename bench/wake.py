@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,9 +35,10 @@ from bench.compiled import BenchError
 from bench.evidence import Line
 from bench.quiet import Watch
 from bench.served import Served, served
+from bench.verdict import show, tell
 from bench.wake_bed import ANSWER_TOKENS, NVME, RESULT_TOKENS, STATES, Bed
 from bench.wake_disk import READS, DiskReads
-from bench.wake_figures import figures, is_green, misses
+from bench.wake_figures import figures, misses
 from bench.wake_report import report
 from engine import EngineClient, ModelCard
 from runtime.cli import ensure_model
@@ -98,7 +97,7 @@ async def _context(bed: Bed, watch: Watch, context: int, rounds: int) -> list[Li
             watch.cores()
             line = await bed.wake(context, number, state)
             lines.append({**line, "foreign_cores": watch.cores(), "load": evidence.load_average()})
-        _tell(f"{context:,} tokens: round {number + 1} of {rounds}")
+        tell(f"{context:,} tokens: round {number + 1} of {rounds}")
     return lines
 
 
@@ -202,7 +201,9 @@ def main(
         evidence.leave(path, asyncio.run(measure(wanted, lambda lines: evidence.leave(path, lines))))
     except BenchError as error:
         raise click.ClickException(str(error)) from error
-    show(*evidence.read(path), as_json=as_json)
+    lines, sealed = evidence.read(path)
+    figure = figures(lines, sealed)
+    show(figure, misses(figure), lambda: report(lines, figure), as_json=as_json)
 
 
 def _numbers(text: str) -> list[int]:
@@ -214,23 +215,6 @@ def _numbers(text: str) -> list[int]:
     if min(found) < least or any(context % 16 for context in found):
         raise click.BadParameter(f"contexts are whole pages of 16 tokens, and {least} tokens at least")
     return found
-
-
-def show(lines: list[Line], sealed: bool, *, as_json: bool) -> None:
-    """Print the figures of evidence and exit: 0 where they are green, else 1."""
-    figure = figures(lines, sealed)
-    if as_json:
-        for miss in misses(figure):
-            _tell(miss)
-        click.echo(json.dumps(figure))
-    else:
-        for text in report(lines, figure):
-            click.echo(text)
-    sys.exit(0 if is_green(figure) else 1)
-
-
-def _tell(text: str) -> None:
-    click.echo(text, err=True)
 
 
 if __name__ == "__main__":
