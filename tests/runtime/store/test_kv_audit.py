@@ -61,6 +61,19 @@ async def forgotten(process: Process) -> None:
     await process.stop(signal.SIGKILL)
 
 
+async def crashed(story: Story, root: Path, tier: str) -> tuple[KvState, KvState]:
+    """A killed engine left pages in this tier: those of an open session, and those of one that nobody knows."""
+    async with served(root) as process, await EngineClient.connect(process.socket) as client:
+        story.session_id = "ses_kept"
+        kept = await think(client, "ses_kept", 1)
+        await named(story, kept)
+        lost = await think(client, "ses_lost", 2)
+        for name in ("ses_kept", "ses_lost"):
+            await client.kv("offload", session=name, tier=tier, wait=True)
+        await forgotten(process)
+    return kept, lost
+
+
 async def test_pages_that_an_open_session_names_are_the_set(db: Database, story: Story, tmp_path: Path) -> None:
     async with served(tmp_path) as process, await EngineClient.connect(process.socket) as client:
         story.session_id = "ses_kept"
@@ -74,14 +87,7 @@ async def test_pages_that_an_open_session_names_are_the_set(db: Database, story:
 
 
 async def test_what_a_killed_engine_left_is_listed_and_repaired(db: Database, story: Story, tmp_path: Path) -> None:
-    async with served(tmp_path) as process, await EngineClient.connect(process.socket) as client:
-        story.session_id = "ses_kept"
-        kept = await think(client, "ses_kept", 1)
-        await named(story, kept)
-        lost = await think(client, "ses_lost", 2)
-        for name in ("ses_kept", "ses_lost"):
-            await client.kv("offload", session=name, tier="host", wait=True)
-        await forgotten(process)
+    kept, lost = await crashed(story, tmp_path, "host")
     async with served(tmp_path) as process, await EngineClient.connect(process.socket) as client:
         found = await audit(db, client)
         assert not found.clean
@@ -94,14 +100,7 @@ async def test_what_a_killed_engine_left_is_listed_and_repaired(db: Database, st
 
 
 async def test_a_node_that_starts_collects_what_a_crash_left(db: Database, story: Story, tmp_path: Path) -> None:
-    async with served(tmp_path) as process, await EngineClient.connect(process.socket) as client:
-        story.session_id = "ses_kept"
-        kept = await think(client, "ses_kept", 1)
-        await named(story, kept)
-        lost = await think(client, "ses_lost", 2)
-        for name in ("ses_kept", "ses_lost"):
-            await client.kv("offload", session=name, tier="nvme", wait=True)
-        await forgotten(process)
+    kept, lost = await crashed(story, tmp_path, "nvme")
     async with served(tmp_path) as process, await EngineClient.connect(process.socket) as client:
         assert await collect(db, client) == len(lost.keys)
         found = await audit(db, client)
