@@ -142,7 +142,7 @@ def engine(address: str | None, as_json: bool) -> None:
     from runtime import engine_view
 
     settings = Settings.load()
-    target = address or settings.engine_address or str(settings.engine_socket)
+    target = address or settings.engine_target
     card, stats = asyncio.run(engine_view.ask(target))
     if as_json:
         click.echo(json.dumps({**card.as_message(), **stats}))

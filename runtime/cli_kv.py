@@ -73,7 +73,7 @@ def audit_command(ctx: click.Context, address: str | None, repair: bool, shared:
 
 async def _audit(settings: Settings, address: str | None, repair: bool, shared: bool) -> KvAudit:
     dsn = settings.postgres_dsn or PostgresServer(settings).dsn
-    target = address or settings.engine_address or str(settings.engine_socket)
+    target = address or settings.engine_target
     async with await EngineClient.connect(target) as client, Database(dsn, size=2, patience_s=5) as db:
         return await audit(db, client, repair=repair, shared=shared)
 

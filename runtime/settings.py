@@ -172,6 +172,11 @@ class Settings:
         return self.run_dir / "engine.sock"
 
     @property
+    def engine_target(self) -> str:
+        """Where the engine answers: the one that was named, or that of the stack that runs here."""
+        return self.engine_address or str(self.engine_socket)
+
+    @property
     def state_path(self) -> Path:
         return self.home / "up.json"
 
