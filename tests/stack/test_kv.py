@@ -70,11 +70,14 @@ async def test_the_log_outlives_the_engine_that_wrote_it(client, stack):
     async for event in session.stream():
         if event.type == "session.idle":
             break
-    rows = await settled(client, session.id, "restore")
+    # Whichever comes first, the end of the pause or the think, reads them back; the log may tell of it in two lines.
+    back: list[dict] = []
+    while sum(row["tokens"] for row in back) <= 200:
+        rows = (await client.get(f"/v1/sessions/{session.id}/kv/decisions", {"limit": 1000}))["data"]
+        back = [row for row in rows if row["action"] in ("prefetch", "restore") and row["status"] == "done"]
+        await asyncio.sleep(0.1)
     assert len({row["id"].partition(":")[0] for row in rows}) == 2  # two engines
-    restored = next(row for row in rows if row["action"] == "restore")
-    assert restored["place"] == "host"
-    assert restored["tokens"] > 200
+    assert {row["place"] for row in back} == {"host"}
     await session.cancel()
 
 
