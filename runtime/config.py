@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -83,6 +83,25 @@ class KvPolicy(Frozen):
     share: Literal["tenant", "session"] = "tenant"
 
 
+class Approval(Frozen):
+    """A call of the tool waits for a person's word; without one by the deadline it is declined."""
+
+    deadline_s: float | None = Field(default=None, gt=0, le=31_536_000)
+
+
+class Budget(Frozen):
+    """What the session may use in all. At `warn_at` of a limit it says so, at the limit it waits for more."""
+
+    tokens: int | None = Field(default=None, ge=1, lt=2**53)  # sampled
+    steps: int | None = Field(default=None, ge=1, lt=2**31)
+    wall_s: float | None = Field(default=None, gt=0, lt=2**31)  # thinking and running tools
+    tool_s: float | None = Field(default=None, gt=0, lt=2**31)
+    warn_at: float = Field(default=0.8, gt=0, le=1)
+
+
+OnBusy = Literal["reject", "enqueue", "interrupt"]
+
+
 class SessionConfig(Frozen):
     model: str = Field(min_length=1, max_length=200)
     system: str | None = Field(default=None, max_length=200_000)
@@ -91,6 +110,10 @@ class SessionConfig(Frozen):
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
     kv: KvPolicy = KvPolicy()
+    approvals: dict[str, Approval] = Field(default_factory=dict, max_length=65)  # by a tool's name, or * for all
+    budget: Budget = Budget()
+    on_busy: OnBusy = "enqueue"  # what a message does that comes while the session works
+    context_policy: Literal["fail", "drop_tool_output", "summarise"] = "fail"  # what gives way in a full context
 
     @field_validator("tools")
     @classmethod
@@ -106,6 +129,16 @@ class SessionConfig(Frozen):
             raise ValueError(f"tool names must differ; {', '.join(sorted(twice))} stands twice")
         return value
 
+    @model_validator(mode="after")
+    def _approvals_name_tools(self) -> Self:
+        if unknown := sorted(set(self.approvals) - {"*", *self.tool_names}):
+            raise ValueError(f"approvals: {unknown[0]!r} is no tool of this session; use a tool's name, or *")
+        return self
+
+    def approval_of(self, tool: str) -> Approval | None:
+        """What a call of this tool needs first; None: nothing."""
+        return self.approvals.get(tool) or self.approvals.get("*")
+
     @property
     def tool_names(self) -> list[str]:
         return [tool if isinstance(tool, str) else tool.name for tool in self.tools]
@@ -117,6 +150,7 @@ class MessageIn(Body):
     content: str = Field(min_length=1, max_length=1_000_000)
     tool_choice: str = "auto"
     max_tool_rounds: int = Field(default=8, ge=0, le=1000)
+    on_busy: OnBusy | None = None  # None: as the session says
 
     def check_against(self, config: SessionConfig) -> None:
         """Raises ValueError where the choice names no tool of the session."""

@@ -31,12 +31,20 @@ RPC_TIMEOUT = timedelta(seconds=10)
 RECONCILE_EVERY_S = 2.0
 
 _UNCONSUMED = (
-    "SELECT m.session_id, m.message_id FROM messages m JOIN sessions s USING (session_id)"
+    "SELECT m.session_id, m.message_id, m.options ->> 'on_busy' = 'interrupt' AS interrupt"
+    " FROM messages m JOIN sessions s USING (session_id)"
     " WHERE m.state = 'accepted' AND m.created_at < now() - interval '3 s' AND s.updated_at < now() - interval '3 s'"
     " AND s.state NOT IN ('cancelling', 'cancelled', 'completed') ORDER BY m.seq LIMIT 200"
 )
+_UNAPPLIED = (
+    "SELECT c.session_id, c.command_id, c.verb FROM commands c JOIN sessions s USING (session_id)"
+    " WHERE c.state = 'accepted' AND c.created_at < now() - interval '3 s'"
+    " AND s.state NOT IN ('cancelling', 'cancelled', 'completed') ORDER BY c.seq LIMIT 200"
+)
 _UNFINISHED = (
-    "SELECT session_id FROM sessions WHERE state = 'cancelling' AND updated_at < now() - interval '3 s' LIMIT 200"
+    "SELECT session_id, coalesce(ending, 'cancelled') AS how FROM sessions"
+    " WHERE (state = 'cancelling' OR ending IS NOT NULL) AND state NOT IN ('cancelled', 'completed')"
+    " AND updated_at < now() - interval '3 s' LIMIT 200"
 )
 _SILENT = (
     "SELECT session_id FROM sessions WHERE state IN ('provisioning', 'thinking', 'tool_running')"
@@ -44,12 +52,24 @@ _SILENT = (
 )
 
 
-async def deliver(client: Client, session_id: str, message_id: str) -> None:
+async def deliver(client: Client, session_id: str, message_id: str, *, interrupt: bool = False) -> None:
     """Hand a message to its workflow, starting the workflow if there is none."""
     await client.start_update_with_start_workflow(
         SessionWorkflow.deliver,
-        message_id,
+        args=[message_id, interrupt],
         id=message_id,
+        wait_for_stage=WorkflowUpdateStage.ACCEPTED,
+        start_workflow_operation=_start(session_id),
+        rpc_timeout=RPC_TIMEOUT,
+    )
+
+
+async def command(client: Client, session_id: str, command_id: str, verb: str) -> None:
+    """Tell the workflow that a command waits in the record."""
+    await client.start_update_with_start_workflow(
+        SessionWorkflow.command,
+        args=[command_id, verb],
+        id=command_id,
         wait_for_stage=WorkflowUpdateStage.ACCEPTED,
         start_workflow_operation=_start(session_id),
         rpc_timeout=RPC_TIMEOUT,
@@ -83,9 +103,11 @@ async def revive(client: Client, session_id: str) -> None:
 async def reconcile(client: Client, db: Database) -> None:
     """Send again whatever the record says was not taken. Every send is idempotent."""
     for row in await db.fetch(_UNCONSUMED):
-        await quietly(deliver(client, row["session_id"], row["message_id"]))
+        await quietly(deliver(client, row["session_id"], row["message_id"], interrupt=bool(row["interrupt"])))
+    for row in await db.fetch(_UNAPPLIED):
+        await quietly(command(client, row["session_id"], row["command_id"], row["verb"]))
     for row in await db.fetch(_UNFINISHED):
-        await quietly(end(client, row["session_id"], "cancelled"))
+        await quietly(end(client, row["session_id"], row["how"]))
     for row in await db.fetch(_SILENT):
         await quietly(revive(client, row["session_id"]))
 

@@ -15,6 +15,9 @@ PLACE = "place"
 TAKE_INPUT = "take_input"
 THINK = "think"
 RUN_TOOLS = "run_tools"
+COMPACT = "compact"
+INTERRUPT = "interrupt"
+APPLY = "apply"
 FAIL = "fail"
 FINISH = "finish"
 
@@ -50,11 +53,16 @@ class Progress:
     """Where the record stands: enough to decide what comes next, after any crash."""
 
     step_no: int = 0  # the last step that ended, 0 for none
-    kind: str = ""  # input, think, tool; or failed: it ended without a checkpoint, and the session rests
-    outcome: str = ""  # of a think: final, tools, incomplete
+    kind: str = ""  # input, think, tool, compaction; or failed: it ended without a checkpoint, and the session rests
+    outcome: str = ""  # of a think: final, tools, incomplete; of whatever was stopped by its user: interrupted
     rounds: int = 0  # tool rounds since the last input
     tool_choice: str = "auto"  # of the last input: auto, none, required or a tool's name
     max_tool_rounds: int = 0
+    hold: str = ""  # nothing runs while it is set: paused, failed, or what the session waits for
+    hold_until: float = 0.0  # seconds since the epoch at which the wait expires; 0: never
+    full: bool = False  # the context must be compacted before the next think
+    corrections: int = 0  # thinks since the last input whose calls could not be read
+    unread: int = 0  # accepted messages that no step has taken
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,15 @@ class ThinkIn:
 @dataclass(frozen=True)
 class StepOut:
     progress: Progress
+    moved: bool = False  # the session was taken back to another checkpoint: whoever held it must be fenced off
+    interrupt: bool = False  # what would run next is to be ended instead
+
+
+@dataclass(frozen=True)
+class ApplyIn:
+    """Apply the commands that the record holds, and expire what waited too long."""
+
+    session_id: str
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,8 @@ class SessionState:
     inbox: list[str] = field(default_factory=list)  # message ids
     seen: list[str] = field(default_factory=list)  # the most recent ids, so that a repeated delivery is a no-op
     ending: str = ""  # "", cancelled or completed
-    failed: bool = False
+    failed: bool = False  # kept for runs that an earlier release began
     updates: int = 0  # in this run
     max_events: int = 1500  # continue as new beyond this many history events
+    commands: list[str] = field(default_factory=list)  # ids of commands that are to be applied
+    interrupt: bool = False  # what runs is to be ended as interrupted, before anything else

@@ -20,16 +20,30 @@ def pause_after_loss(losses: int) -> timedelta:
 class Next(StrEnum):
     THINK = "think"
     TOOLS = "tools"
+    COMPACT = "compact"
     REST = "rest"
 
 
 def next_action(progress: Progress) -> Next:
     """What follows the last completed step. A truncated call is never executed: the session rests instead."""
-    if progress.kind in ("input", "tool"):
-        return Next.THINK
+    if progress.outcome == "interrupted":
+        return Next.REST
+    if progress.kind in ("input", "tool", "compaction"):
+        return Next.COMPACT if progress.full else Next.THINK
     if progress.kind == "think" and progress.outcome == "tools":
         return Next.TOOLS
     return Next.REST
+
+
+def may_go_on(progress: Progress, has_message: bool) -> bool:
+    """Whether a step may begin now. A new message leaves `failed`; every other hold ends by a command or an answer."""
+    return not progress.hold or (progress.hold == "failed" and has_message)
+
+
+def stops(verb: str, running: str) -> bool:
+    """Whether a command ends the activity that runs, instead of waiting for the step's end. A think goes on later at
+    its last durable token; a tool is not killed for a pause."""
+    return verb in ("interrupt", "rewind") or (verb == "pause" and running == "think")
 
 
 def tool_choice_now(progress: Progress) -> str:

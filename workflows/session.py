@@ -7,6 +7,7 @@ and says where to go on, so a fresh run continues at the step that was not compl
 from __future__ import annotations
 
 import asyncio
+import builtins
 import itertools
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -25,6 +26,7 @@ from temporalio.exceptions import (
 with workflow.unsafe.imports_passed_through():
     from workflows import contract
     from workflows.contract import (
+        ApplyIn,
         FailIn,
         FinishIn,
         InputIn,
@@ -40,14 +42,17 @@ with workflow.unsafe.imports_passed_through():
         MAX_UPDATES,
         SEEN_KEPT,
         Next,
+        may_go_on,
         next_action,
         pause_after_loss,
+        stops,
         tool_choice_now,
     )
 
 _ONCE = RetryPolicy(maximum_attempts=1)
 _KEEP_TRYING = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
-_START_TO_CLOSE = timedelta(minutes=30)
+# A node that is lost is noticed by its heartbeat; a step may take as long as its slowest tool or child session.
+_START_TO_CLOSE = timedelta(hours=24)
 _HEARTBEAT = timedelta(seconds=5)
 # Two seconds gave false host losses under load; ten did not.
 _SCHEDULE_TO_START = timedelta(seconds=10)
@@ -63,6 +68,8 @@ class SessionWorkflow:
     def __init__(self, state: SessionState) -> None:
         self.state = state
         self._running: asyncio.Task[Any] | None = None
+        self._activity = ""  # the step's activity that runs now
+        self._stopped = False  # what ran was cancelled to make way for a command
 
     @workflow.run
     async def run(self, state: SessionState) -> str:
@@ -70,7 +77,7 @@ class SessionWorkflow:
             await self._guarded(self._place())
         while not self.state.ending:
             await self._guarded(self._advance())
-            await workflow.wait_condition(lambda: self._has_work() or self._run_is_long())
+            await self._until_there_is_work()
             if self._run_is_long() and not self.state.ending:
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 self.state.updates = 0
@@ -82,19 +89,35 @@ class SessionWorkflow:
     # What other processes say to the session -------------------------------------------------------------
 
     @workflow.update
-    async def deliver(self, message_id: str) -> bool:
-        """Queue an accepted message. The update's id is the message's id; a repeat is a no-op (False)."""
+    async def deliver(self, message_id: str, interrupt: bool = False) -> bool:
+        """Queue an accepted message. The update's id is the message's id; a repeat is a no-op (False).
+
+        `interrupt`: end what runs, keeping what it has so far, and take the message next.
+        """
         self.state.updates += 1
-        if message_id in self.state.seen:
+        if not self._is_new(message_id):
             return False
-        self.state.seen = [*self.state.seen, message_id][-SEEN_KEPT:]
         self.state.inbox.append(message_id)
+        if interrupt:
+            self.state.interrupt = True
+            self._stop_for("interrupt")
         return True
 
     @deliver.validator
-    def _refuse_when_ending(self, message_id: str) -> None:
+    def _refuse_when_ending(self, message_id: str, interrupt: bool = False) -> None:
         if self.state.ending:
             raise ValueError(f"the session is being {self.state.ending}; it takes no more messages")
+
+    @workflow.update
+    async def command(self, command_id: str, verb: str) -> bool:
+        """An accepted command waits in the record; apply it at the next boundary, or at once where it stops things."""
+        self.state.updates += 1
+        if self.state.ending or not self._is_new(command_id):
+            return False
+        self.state.commands.append(command_id)
+        self.state.interrupt = self.state.interrupt or verb == "interrupt"
+        self._stop_for(verb)
+        return True
 
     @workflow.update
     async def end(self, how: str) -> str:
@@ -116,13 +139,38 @@ class SessionWorkflow:
             "epoch": placement.epoch if placement else 0,
             "inbox": len(self.state.inbox),
             "ending": self.state.ending,
-            "failed": self.state.failed,
+            "hold": progress.hold,
         }
+
+    def _is_new(self, delivery_id: str) -> bool:
+        if delivery_id in self.state.seen:
+            return False
+        self.state.seen = [*self.state.seen, delivery_id][-SEEN_KEPT:]
+        return True
+
+    def _stop_for(self, verb: str) -> None:
+        if self._running is not None and self._activity and stops(verb, self._activity):
+            self._stopped = True
+            self._running.cancel()
 
     # One step after the other ----------------------------------------------------------------------------
 
     def _has_work(self) -> bool:
-        return bool(self.state.ending or self.state.inbox)
+        state = self.state
+        asked = state.ending or state.commands or state.interrupt
+        return bool(asked or (self._has_message() and may_go_on(state.progress, True)))
+
+    def _has_message(self) -> bool:
+        return bool(self.state.inbox or self.state.progress.unread)
+
+    async def _until_there_is_work(self) -> None:
+        """Wait; what the session waits for may expire, which the record decides."""
+        until = self.state.progress.hold_until
+        left = timedelta(seconds=max(0.0, until - workflow.time())) if until else None
+        try:
+            await workflow.wait_condition(lambda: self._has_work() or self._run_is_long(), timeout=left)
+        except builtins.TimeoutError:
+            self.state.commands.append("expiry")
 
     def _run_is_long(self) -> bool:
         info = workflow.info()
@@ -133,46 +181,81 @@ class SessionWorkflow:
         )
 
     async def _guarded(self, work: Awaitable[None]) -> None:
-        """Run until it is done, refused (the session fails, and lives on) or cancelled by `end`."""
+        """Run until it is done, refused (the session fails, and lives on) or cancelled by `end` or a command."""
         self._running = asyncio.ensure_future(work)
         try:
             await self._running
         except _Refused as refusal:
-            self.state.failed = True
             failed: StepOut = await self._anywhere(contract.FAIL, FailIn(self.state.session_id, str(refusal)), StepOut)
             self.state.progress = failed.progress
         except BaseException as error:
-            if not (self.state.ending and (is_cancelled_exception(error) or isinstance(error, asyncio.CancelledError))):
+            asked = self.state.ending or self._stopped
+            if not (asked and (is_cancelled_exception(error) or isinstance(error, asyncio.CancelledError))):
                 raise
         finally:
             self._running = None
+            self._stopped = False
 
     async def _advance(self) -> None:
-        """Steps until the session rests and its inbox is empty, or the run has grown long."""
-        session_id = self.state.session_id
+        """Steps until the session rests and its inbox is empty, something holds it, or the run has grown long."""
         while not self.state.ending and not self._run_is_long():
-            action = next_action(self.state.progress)
-            if action is Next.REST or self.state.failed:
-                if not self.state.inbox:
-                    return
-                self.state.failed = False
-                await self._take_input()
-            elif action is Next.THINK:
-                await self._step(
-                    contract.THINK,
-                    lambda epoch, n: ThinkIn(session_id, epoch, n, tool_choice_now(self.state.progress)),
-                )
-            else:
-                await self._step(contract.RUN_TOOLS, lambda epoch, n: StepIn(session_id, epoch, n))
+            if self.state.interrupt:
+                await self._interrupt()
+            elif self.state.commands:
+                await self._apply()
+            elif not may_go_on(self.state.progress, self._has_message()) or not await self._next_step():
+                return
+
+    async def _next_step(self) -> bool:
+        """False: there is none."""
+        session_id = self.state.session_id
+        action = next_action(self.state.progress)
+        if action is Next.REST or self.state.progress.hold:
+            if not self._has_message():
+                return False
+            await self._take_input()
+        elif action is Next.THINK:
+            await self._step(
+                contract.THINK, lambda epoch, n: ThinkIn(session_id, epoch, n, tool_choice_now(self.state.progress))
+            )
+        elif action is Next.COMPACT:
+            await self._step(contract.COMPACT, lambda epoch, n: StepIn(session_id, epoch, n))
+        else:
+            await self._step(contract.RUN_TOOLS, lambda epoch, n: StepIn(session_id, epoch, n))
+        return True
+
+    async def _interrupt(self) -> None:
+        """End what runs or would run next, keeping what there is of it."""
+        session_id = self.state.session_id
+        await self._step(contract.INTERRUPT, lambda epoch, n: StepIn(session_id, epoch, n))
+        self.state.interrupt = False
+
+    async def _apply(self) -> None:
+        taken = list(self.state.commands)
+        applied: StepOut = await self._anywhere(contract.APPLY, ApplyIn(self.state.session_id), StepOut)
+        self.state.commands = [one for one in self.state.commands if one not in taken]
+        self.state.progress = applied.progress
+        self.state.interrupt = self.state.interrupt or applied.interrupt
+        if applied.moved:
+            self.state.placement = None
 
     async def _take_input(self) -> None:
-        session_id, message_id = self.state.session_id, self.state.inbox[0]
+        """Take the oldest message; the id only says that there is one."""
+        session_id, before = self.state.session_id, self.state.progress.step_no
+        message_id = self.state.inbox[0] if self.state.inbox else ""
         try:
             taken = await self._step(contract.TAKE_INPUT, lambda epoch, n: InputIn(session_id, epoch, n, message_id))
         except _Refused:
-            self.state.inbox.remove(message_id)  # it was answered with its error; do not take it again
+            self._forget(message_id)  # it was answered with its error; do not take it again
             raise
-        if taken:
+        progress = self.state.progress
+        if progress.full and progress.step_no == before:  # room must be made for it first
+            await self._step(contract.COMPACT, lambda epoch, n: StepIn(session_id, epoch, n))
+        elif taken and not progress.hold:
+            self._forget(message_id)
+
+    def _forget(self, message_id: str) -> None:
+        if message_id in self.state.inbox:
             self.state.inbox.remove(message_id)
 
     async def _step(self, name: str, make_input: Callable[[int, int], Any]) -> bool:
@@ -189,6 +272,7 @@ class SessionWorkflow:
                     return self.state.progress.step_no == step_no
             home = self.state.placement
             assert home is not None
+            self._activity = name
             try:
                 out: StepOut = await workflow.execute_activity(
                     name,
@@ -211,6 +295,8 @@ class SessionWorkflow:
                 self.state.placement = None
                 await workflow.sleep(pause_after_loss(losses))
                 continue
+            finally:
+                self._activity = ""
             self.state.progress = out.progress
             return True
         raise AssertionError("unreachable")
@@ -249,7 +335,7 @@ def _raise_unless_lost(error: ActivityError) -> None:
     if isinstance(cause, TimeoutError):
         if cause.type in (TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT):
             return
-        raise _Refused("the step did not end within 30 minutes") from error
+        raise _Refused("the step did not end within 24 hours") from error
     if isinstance(cause, ApplicationError):
         if cause.type in contract.MOVE_ON:
             return

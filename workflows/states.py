@@ -32,67 +32,32 @@ class Event(StrEnum):
     COMPLETE = "complete"
 
 
+S, E = State, Event
+_STOP = {E.PAUSE: S.PAUSED, E.FAIL: S.FAILED, E.CANCEL: S.CANCELLING}
+_GO_ON = {E.REST: S.IDLE, E.THINK: S.THINKING, E.RUN_TOOL: S.TOOL_RUNNING}
+_TABLE: dict[State, dict[Event, State]] = {
+    S.CREATED: {E.PROVISION: S.PROVISIONING, E.CANCEL: S.CANCELLING},
+    S.PROVISIONING: {**_GO_ON, E.FAIL: S.FAILED, E.CANCEL: S.CANCELLING},
+    S.IDLE: {**_STOP, E.THINK: S.THINKING, E.COMPLETE: S.COMPLETED},
+    S.THINKING: {**_STOP, E.RUN_TOOL: S.TOOL_RUNNING, E.REST: S.IDLE, E.WAIT: S.WAITING},
+    S.TOOL_RUNNING: {**_STOP, E.THINK: S.THINKING, E.REST: S.IDLE, E.WAIT: S.WAITING},
+    S.WAITING: {**_STOP, **_GO_ON},
+    S.PAUSED: {**_GO_ON, E.WAIT: S.WAITING, E.CANCEL: S.CANCELLING},  # resume goes back to where the record stands
+    S.FAILED: {**_GO_ON, E.PAUSE: S.PAUSED, E.CANCEL: S.CANCELLING},  # so does retry
+    S.CANCELLING: {E.CLEANED: S.CANCELLED},
+    S.CANCELLED: {},
+    S.COMPLETED: {},
+}
+
+TERMINAL = frozenset({State.CANCELLED, State.COMPLETED})
+
+
 class IllegalTransition(Exception):
     """The table has no such move."""
 
     def __init__(self, state: State, event: Event) -> None:
-        super().__init__(
-            f"a session that is {state} cannot {event}; it can {', '.join(sorted(_TABLE[state])) or 'do nothing'}"
-        )
-
-
-_WORKING = {
-    Event.PAUSE: State.PAUSED,
-    Event.FAIL: State.FAILED,
-    Event.CANCEL: State.CANCELLING,
-}
-_TABLE: dict[State, dict[Event, State]] = {
-    State.CREATED: {Event.PROVISION: State.PROVISIONING, Event.CANCEL: State.CANCELLING},
-    State.PROVISIONING: {
-        Event.REST: State.IDLE,
-        Event.THINK: State.THINKING,
-        Event.RUN_TOOL: State.TOOL_RUNNING,
-        Event.FAIL: State.FAILED,
-        Event.CANCEL: State.CANCELLING,
-    },
-    State.IDLE: {**_WORKING, Event.THINK: State.THINKING, Event.COMPLETE: State.COMPLETED},
-    State.THINKING: {
-        **_WORKING,
-        Event.RUN_TOOL: State.TOOL_RUNNING,
-        Event.REST: State.IDLE,
-        Event.WAIT: State.WAITING,
-    },
-    State.TOOL_RUNNING: {
-        **_WORKING,
-        Event.THINK: State.THINKING,
-        Event.REST: State.IDLE,
-        Event.WAIT: State.WAITING,
-    },
-    State.WAITING: {
-        **_WORKING,
-        Event.THINK: State.THINKING,
-        Event.RUN_TOOL: State.TOOL_RUNNING,
-        Event.REST: State.IDLE,
-    },
-    State.PAUSED: {
-        Event.REST: State.IDLE,
-        Event.THINK: State.THINKING,
-        Event.RUN_TOOL: State.TOOL_RUNNING,
-        Event.WAIT: State.WAITING,
-        Event.CANCEL: State.CANCELLING,
-    },
-    State.FAILED: {
-        Event.REST: State.IDLE,
-        Event.THINK: State.THINKING,
-        Event.RUN_TOOL: State.TOOL_RUNNING,
-        Event.CANCEL: State.CANCELLING,
-    },
-    State.CANCELLING: {Event.CLEANED: State.CANCELLED},
-    State.CANCELLED: {},
-    State.COMPLETED: {},
-}
-
-TERMINAL = frozenset({State.CANCELLED, State.COMPLETED})
+        can = ", ".join(sorted(_TABLE[state])) or "do nothing"
+        super().__init__(f"a session that is {state} cannot {event}; it can {can}")
 
 
 def transition(state: State, event: Event) -> State:
@@ -106,3 +71,13 @@ def transition(state: State, event: Event) -> State:
 def moves() -> set[tuple[State, State]]:
     """Every pair (from, to) that the table allows; the database guards the same set."""
     return {(state, target) for state, row in _TABLE.items() for target in row.values()}
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram: one arrow from each state to another, with the events that lead there."""
+    lines = ["stateDiagram-v2", "    [*] --> created"]
+    for state, row in _TABLE.items():
+        for target in dict.fromkeys(row.values()):
+            events = ", ".join(event for event, to in row.items() if to is target)
+            lines.append(f"    {state} --> {target}: {events}")
+    return "\n".join([*lines, *(f"    {state} --> [*]" for state in sorted(TERMINAL))])

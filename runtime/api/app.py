@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from runtime.api import models, problems, sessions
+from runtime.api import approvals, commands, models, problems, sessions
 from runtime.api.guard import Db, Guard
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
@@ -41,6 +41,8 @@ def make_app(settings: Settings) -> FastAPI:
     app.add_middleware(Guard)
     problems.install(app)
     app.include_router(sessions.router)
+    app.include_router(commands.router)
+    app.include_router(approvals.router)
     app.include_router(models.router)
     _health(app)
     return app

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from runtime.api import views
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.models import checked_model, ensure_it_fits, ensure_tools_work
+from runtime.api.sending import send
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
 from runtime.errors import InvalidRequest
@@ -81,8 +81,10 @@ async def post_event(session_id: str, body: EventIn, request: Request, db: Db, t
     ensure_it_fits(request, config, card, content=body.content, used=await views.token_count(db, session_id))
     message_id = await id_for(request, db, tenant, "msg")
     options = body.model_dump(include={"tool_choice", "max_tool_rounds"})
-    await sessions.accept_message(db, tenant, session_id, message_id, body.content, options)
-    _send(request, delivery.deliver(request.app.state.temporal, session_id, message_id))
+    on_busy = body.on_busy or config.on_busy
+    await sessions.accept_message(db, tenant, session_id, message_id, body.content, options, on_busy=on_busy)
+    interrupt = on_busy == "interrupt"
+    send(request, delivery.deliver(request.app.state.temporal, session_id, message_id, interrupt=interrupt))
     return {"id": message_id, "object": "message", "session_id": session_id}
 
 
@@ -116,7 +118,7 @@ async def stream(
 async def cancel(session_id: str, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Stop whatever runs and free everything. The state is `cancelled` only once that is true."""
     await sessions.request_end(db, tenant, session_id)
-    _send(request, delivery.end(request.app.state.temporal, session_id, "cancelled"))
+    send(request, delivery.end(request.app.state.temporal, session_id, "cancelled"))
     return await views.session(db, tenant, session_id)
 
 
@@ -140,7 +142,7 @@ async def list_checkpoints(session_id: str, db: Db, tenant: Tenant) -> dict[str,
 
 @router.get("/{session_id}/transcript")
 async def transcript(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
-    """The transcript as token ids, by step: the truth that text is made from."""
+    """The transcript as token ids, by step: the truth that text is made from. The branch that the session is on."""
     await views.owned(db, tenant, session_id)
     return await views.transcript(db, session_id)
 
@@ -159,10 +161,3 @@ async def kv_decisions(
     """What was decided about the session's KV, what it was expected to cost, and what it did cost, oldest first."""
     await views.owned(db, tenant, session_id)
     return await views.kv_decisions(db, session_id, limit, after)
-
-
-def _send(request: Request, sending: Any) -> None:
-    """Tell Temporal without making the caller wait: the row is committed, and the reconciler sends it again."""
-    task = asyncio.create_task(delivery.quietly(sending))
-    request.app.state.sending.add(task)
-    task.add_done_callback(request.app.state.sending.discard)

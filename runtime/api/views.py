@@ -10,6 +10,7 @@ import asyncpg
 
 from runtime.errors import InvalidRequest, NotFound
 from runtime.store import Database, decisions
+from runtime.store.steps import branch
 
 
 def page(rows: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
@@ -58,10 +59,9 @@ async def session_list(db: Database, tenant: str, limit: int, after: str | None)
 async def token_count(db: Database, session_id: str) -> int:
     """Length of the transcript in tokens, completed steps only."""
     row = await db.fetchrow(
-        "SELECT coalesce(max(token_count), 0) AS tokens FROM checkpoints WHERE session_id = $1", session_id
+        "SELECT token_count FROM checkpoints WHERE session_id = $1 ORDER BY step_no DESC LIMIT 1", session_id
     )
-    assert row is not None
-    return int(row["tokens"])
+    return int(row["token_count"]) if row else 0
 
 
 async def steps(db: Database, session_id: str) -> dict[str, Any]:
@@ -72,6 +72,8 @@ async def steps(db: Database, session_id: str) -> dict[str, Any]:
             "object": "step",
             "kind": row["kind"],
             "state": row["state"],
+            "live": row["live"],
+            "parent": row["parent_no"],
             "attempts": row["attempts"],
             "token_start": row["token_start"],
             "token_count": row["token_count"],
@@ -105,11 +107,18 @@ async def attempts(db: Database, session_id: str) -> dict[str, Any]:
 
 
 async def checkpoints(db: Database, session_id: str) -> dict[str, Any]:
-    rows = await db.fetch("SELECT * FROM checkpoints WHERE session_id = $1 ORDER BY step_no", session_id)
+    rows = await db.fetch(
+        "SELECT c.*, s.live, s.parent_no, s.kind FROM checkpoints c JOIN steps s USING (session_id, step_no)"
+        " WHERE session_id = $1 ORDER BY step_no",
+        session_id,
+    )
     return _list(
         {
             "id": row["step_no"],
             "object": "checkpoint",
+            "kind": row["kind"],
+            "live": row["live"],
+            "parent": row["parent_no"],
             "tokens": row["token_count"],
             "token_digest": row["token_digest"].hex(),
             "seed": row["seed"],
@@ -131,15 +140,49 @@ async def checkpoints(db: Database, session_id: str) -> dict[str, Any]:
 
 
 async def transcript(db: Database, session_id: str) -> dict[str, Any]:
-    rows = await db.fetch(
-        "SELECT g.step_no, g.kind, g.token_ids FROM segments g JOIN steps s USING (session_id, step_no)"
-        " WHERE session_id = $1 AND s.state = 'completed' ORDER BY g.step_no, g.idx",
-        session_id,
-    )
     return _list(
-        {"id": i, "step": row["step_no"], "kind": row["kind"], "token_ids": row["token_ids"]}
-        for i, row in enumerate(rows)
+        {"id": i, "step": step_no, "kind": kind, "token_ids": token_ids}
+        for i, (step_no, kind, token_ids) in enumerate(await branch(db, session_id))
     )
+
+
+async def questions(
+    db: Database, tenant: str, limit: int, state: str | None, session_id: str | None, after: str | None
+) -> dict[str, Any]:
+    rows = await db.fetch(
+        "SELECT * FROM questions WHERE tenant_id = $1 AND ($2::text IS NULL OR state = $2)"
+        " AND ($3::text IS NULL OR session_id = $3) AND ($4::text IS NULL OR (created_at, question_id) >"
+        " (SELECT created_at, question_id FROM questions WHERE question_id = $4 AND tenant_id = $1))"
+        " ORDER BY created_at, question_id LIMIT $5",
+        tenant,
+        state,
+        session_id,
+        after,
+        limit + 1,
+    )
+    return page([_question(row) for row in rows], limit)
+
+
+async def question(db: Database, tenant: str, question_id: str) -> dict[str, Any] | None:
+    row = await db.fetchrow("SELECT * FROM questions WHERE question_id = $1 AND tenant_id = $2", question_id, tenant)
+    return _question(row) if row else None
+
+
+def _question(row: asyncpg.Record) -> dict[str, Any]:
+    return {
+        "id": row["question_id"],
+        "object": "approval",
+        "kind": row["kind"],
+        "session_id": row["session_id"],
+        "step": row["step_no"],
+        "call": row["call_no"] if row["call_no"] >= 0 else None,
+        "about": row["about"],
+        "state": row["state"],
+        "answer": row["answer"],
+        "expires_at": _time(row["expires_at"]),
+        "created_at": _time(row["created_at"]),
+        "answered_at": _time(row["answered_at"]),
+    }
 
 
 async def kv(db: Database, session_id: str) -> dict[str, Any]:
@@ -194,6 +237,17 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
         "limits": config["limits"],
         "sampling": config["sampling"],
         "kv": config["kv"],
+        "approvals": config.get("approvals", {}),
+        "on_busy": config.get("on_busy", "enqueue"),
+        "context_policy": config.get("context_policy", "fail"),
+        "budget": {**config.get("budget", {}), **(row["budget"] or {})},
+        "spent": {
+            "tokens": row["spent_tokens"],
+            "steps": row["spent_steps"],
+            "tool_s": row["tool_ms"] / 1000,
+            "wall_s": row["busy_ms"] / 1000,
+        },
+        "forked_from": {"session_id": row["parent_id"], "step": row["parent_step"]} if row["parent_id"] else None,
         "seed": row["seed"],
         "epoch": row["epoch"],
         "node": row["node_id"],

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 from temporalio import activity
 
 from runtime.errors import Unavailable
-from runtime.steps import closing, inputs, thinking, tooling
+from runtime.steps import closing, compacting, inputs, interrupting, thinking, tooling
 from runtime.steps.errors import told_to_the_workflow
 from runtime.steps.services import Services
-from runtime.store import sessions, steps
+from runtime.store import commands, sessions, standing
 from workflows import contract
 from workflows.contract import (
+    ApplyIn,
     FailIn,
     FinishIn,
     InputIn,
@@ -38,11 +40,11 @@ class Steps:
 
     def anywhere(self) -> list[Callable[..., Any]]:
         """Activities that any node may take, from the common queue."""
-        return [self.place, self.fail, self.finish]
+        return [self.place, self.apply, self.fail, self.finish]
 
     def at_home(self) -> list[Callable[..., Any]]:
         """Activities of the node that holds the session, from its own queue."""
-        return [self.take_input, self.think, self.run_tools]
+        return [self.take_input, self.think, self.run_tools, self.compact, self.interrupt]
 
     @activity.defn(name=contract.PLACE)
     @told_to_the_workflow
@@ -77,6 +79,27 @@ class Steps:
             await tooling.run_tools(self._services, what, execution())
             return StepOut(await self._progress(what.session_id))
 
+    @activity.defn(name=contract.COMPACT)
+    @told_to_the_workflow
+    async def compact(self, what: StepIn) -> StepOut:
+        async with heartbeats():
+            await compacting.compact(self._services, what, execution())
+            return StepOut(await self._progress(what.session_id))
+
+    @activity.defn(name=contract.INTERRUPT)
+    @told_to_the_workflow
+    async def interrupt(self, what: StepIn) -> StepOut:
+        async with heartbeats():
+            await interrupting.interrupt(self._services, what, execution())
+            return StepOut(await self._progress(what.session_id))
+
+    @activity.defn(name=contract.APPLY)
+    async def apply(self, what: ApplyIn) -> StepOut:
+        """Commands, answers and expired questions: what the record says is done to the session's state."""
+        async with heartbeats():
+            applied = await commands.apply(self._services.db, what.session_id)
+            return StepOut(await self._progress(what.session_id), applied.moved, applied.interrupt)
+
     # The last two are tried until they are done: there is nobody left to tell.
 
     @activity.defn(name=contract.FAIL)
@@ -90,7 +113,9 @@ class Steps:
             await closing.finish(self._services, what)
 
     async def _progress(self, session_id: str) -> Progress:
-        return await self._services.db.run(lambda c: steps.progress(c, session_id))
+        s = self._services
+        found, tokens, config = await s.db.run(lambda c: standing.standing(c, session_id))
+        return replace(found, full=compacting.is_full(s, config, tokens, found))
 
 
 def execution() -> str:

@@ -26,10 +26,10 @@ async def take(s: Services, what: InputIn, execution: str) -> None:
     message = await sessions.message_to_take(s.db, what.session_id, what.step_no)
     if message is None:
         return
-    message_id, content = message
+    message_id, content, options = message
     owner = s.owner(what.session_id, what.epoch)
     attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
-    if attempt.done is not None:
+    if attempt.done is not None or attempt.held:
         return
     before = await steps.transcript(s.db, what.session_id, what.step_no)
     segments = [] if before else [Segment("scaffold", s.chat.opening(config.system, tool_specs(config)))]
@@ -50,6 +50,11 @@ async def take(s: Services, what: InputIn, execution: str) -> None:
             owner,
             attempt,
             segments=segments,
-            output={"outcome": "input", "message_id": message_id, "tokens": len(after) - len(before)},
+            output={
+                "outcome": "input",
+                "message_id": message_id,
+                "tokens": len(after) - len(before),
+                "options": options,
+            },
             checkpoint=await checkpoints.make(s, what.session_id, after, root),
         )

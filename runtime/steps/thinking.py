@@ -17,9 +17,9 @@ from runtime.errors import InvalidRequest
 from runtime.specs import tool_specs
 from runtime.steps import checkpoints
 from runtime.steps.services import Services
-from runtime.store import events, fleet, sessions, steps
+from runtime.store import budgets, events, fleet, sessions, steps
 from runtime.store.values import Attempt, Event, Owner, Segment
-from workflows.contract import ThinkIn
+from workflows.contract import StepIn, ThinkIn
 from workflows.states import Event as Move
 
 FLUSH_EVERY_S = 0.04
@@ -31,19 +31,35 @@ async def think(s: Services, what: ThinkIn, execution: str) -> None:
     owner = s.owner(what.session_id, what.epoch)
     opening = Segment("scaffold", s.chat.assistant_open())
     attempt = await steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening)
-    if attempt.done is not None:
+    if attempt.done is not None or attempt.held:
         return
     before = await steps.transcript(s.db, what.session_id, what.step_no)
     prompt = [*before, *opening.token_ids]
     sampled = attempt.model_tokens
     finish: dict[str, Any] = {"finish_reason": "stop", "resumed": True}
+    within = budgets.left(attempt.session, "tokens")
     try:
         if not _ended(s, sampled, config):
-            finish = await _generate(s, owner, attempt, config, what.tool_choice, prompt, sampled)
+            finish = await _generate(s, owner, attempt, config, what.tool_choice, prompt, sampled, within)
     except asyncio.CancelledError:
         await asyncio.shield(steps.abandon(s.db, owner, attempt, "cancelled", "the think was cancelled"))
         raise
-    await _complete(s, owner, attempt, config, before, sampled, finish, what.tool_choice)
+    if not _ended(s, sampled, config) and within is not None and await steps.hold_for_budget(s.db, owner, attempt):
+        return  # it goes on after its last durable token, once there is more
+    await _complete(s, owner, attempt, before, sampled, finish, what.tool_choice)
+
+
+async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: str) -> bool:
+    """End the think that runs with what is durable of it. False: that is nothing."""
+    attempt = await steps.begin(s.db, owner, what.step_no, "think", None, token=execution, stopping=True)
+    if attempt.done is not None:
+        return True
+    if not attempt.model_tokens:
+        return False
+    before = await steps.transcript(s.db, what.session_id, what.step_no)
+    finish = {"finish_reason": "interrupted", "resumed": True}
+    await _complete(s, owner, attempt, before, attempt.model_tokens, finish, "none", stopped=True)
+    return True
 
 
 def _ended(s: Services, sampled: list[int], config: SessionConfig) -> bool:
@@ -60,8 +76,10 @@ async def _generate(
     tool_choice: str,
     prompt: list[int],
     sampled: list[int],
+    within: float | None,
 ) -> dict[str, Any]:
-    """Run the engine from the last durable token; `sampled` grows as tokens become durable."""
+    """Run the engine from the last durable token; `sampled` grows as tokens become durable. `within`: tokens that the
+    budget still allows."""
     room = s.engine.card.context_length - len(prompt) - len(sampled)
     if room <= 0:
         raise InvalidRequest(
@@ -75,7 +93,7 @@ async def _generate(
         session=owner.session_id,
         epoch=owner.epoch,
         token_ids=[*prompt, *sampled],
-        max_tokens=min(config.limits.max_think_tokens - len(sampled), room),
+        max_tokens=min(config.limits.max_think_tokens - len(sampled), room, room if within is None else int(within)),
         sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, attempt.session.seed),
         grammar=tool_grammar(tool_specs(config), tool_choice),
         replay=len(sampled),
@@ -180,25 +198,26 @@ async def _known_tokens(s: Services, session_id: str, prompt: int, sampled: int)
         return prompt + sampled - 1
     row = await s.db.fetchrow(
         "SELECT output -> 'kv_tokens' AS tokens FROM steps"
-        " WHERE session_id = $1 AND kind = 'think' AND state = 'completed' ORDER BY step_no DESC LIMIT 1",
+        " WHERE session_id = $1 AND kind = 'think' AND state = 'completed' AND live ORDER BY step_no DESC LIMIT 1",
         session_id,
     )
-    return int(row["tokens"]) if row else 0
+    return min(int(row["tokens"]), prompt) if row else 0
 
 
 async def _complete(
     s: Services,
     owner: Owner,
     attempt: Attempt,
-    config: SessionConfig,
     before: list[int],
     sampled: list[int],
     finish: dict[str, Any],
     tool_choice: str,
+    *,
+    stopped: bool = False,
 ) -> None:
     parsed = s.chat.parse_assistant(sampled)
     closing = s.chat.assistant_close(ended=bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids)
-    outcome = _outcome(parsed, tool_choice)
+    outcome = "interrupted" if stopped else _outcome(parsed, tool_choice)
     after = [*before, *s.chat.assistant_open(), *sampled, *closing]
     state = await (await s.engine.client()).kv_state(owner.session_id)
     output = {
@@ -218,7 +237,10 @@ async def _complete(
         checkpoint=await checkpoints.make(
             s, owner.session_id, after, await checkpoints.workspace_root(s, owner.session_id), state.keys
         ),
-        notes=[Event("message.completed", {"text": parsed.text, "outcome": outcome})],
+        notes=[
+            Event("message.completed", {"text": parsed.text, "outcome": outcome}),
+            *([Event("session.interrupted")] if stopped else []),
+        ],
         to=None if outcome == "tools" else Move.REST,
     )
 

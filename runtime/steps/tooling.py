@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from runtime.errors import InvalidRequest
 from runtime.steps import checkpoints
 from runtime.steps.boxes import open_box
 from runtime.steps.fitting import fitted
+from runtime.steps.gates import Held, approved, ask
 from runtime.steps.pause import Wait, kv_pause
 from runtime.steps.services import Services
-from runtime.store import ledger, sessions, steps
+from runtime.store import budgets, ledger, sessions, steps
 from runtime.store.ledger import Call, Claim, call_key
-from runtime.store.values import Attempt, Owner, Segment
+from runtime.store.questions import Answer, Asked
+from runtime.store.values import Attempt, Event, Owner, Segment
 from sandbox import TOOLS, BadArguments, Result, Sandbox, SandboxLost, tool_argv
 from workflows.contract import StepIn
 from workflows.states import Event as Move
@@ -35,25 +38,40 @@ class Command:
     timeout_s: float
 
 
-class OutcomeUnknown(InvalidRequest):
-    """An unsafe tool may have run; it is not run again without a person's word."""
-
-
 async def run_tools(s: Services, what: StepIn, execution: str) -> None:
+    """Run the calls of the last think. Returns with the session waiting where an answer is missing first."""
     session = await sessions.get(s.db, what.session_id)
     config = SessionConfig.model_validate(session.config)
     owner = s.owner(what.session_id, what.epoch)
     attempt = await steps.begin(s.db, owner, what.step_no, "tool", Move.RUN_TOOL, token=execution)
-    if attempt.done is not None:
+    if attempt.done is not None or attempt.held:
         return
-    calls = await _calls_of(s, what, config)
+    calls = await calls_of(s, what, config)
     root = await checkpoints.workspace_root(s, what.session_id)
     before = await steps.transcript(s.db, what.session_id, what.step_no)
     results = []
-    async with kv_pause(s, owner, attempt, config.kv.on_tool, _wait(config, calls), before):
-        for call in calls:
-            result, root = await _one_call(s, owner, attempt, config, call, root)
-            results.append(result)
+    with contextlib.suppress(Held):
+        refused = await approved(s, owner, attempt, config, calls, before)
+        async with kv_pause(s, owner, attempt, config.kv.on_tool, _wait(config, calls), before):
+            for call in calls:
+                step = Step(s, owner, attempt, config, before)
+                result, root = await _one_call(step, call, root, refused.get(call.call_no))
+                results.append(result)
+        await complete_tools(s, owner, attempt, config, before, results, root, outcome="settled")
+
+
+async def complete_tools(
+    s: Services,
+    owner: Owner,
+    attempt: Attempt,
+    config: SessionConfig,
+    before: Sequence[int],
+    results: Sequence[ToolResult],
+    root: str,
+    *,
+    outcome: str,
+) -> None:
+    """End the step: what the model reads of its calls, and the workspace after them."""
     context = s.engine.card.context_length
     answer = min(config.limits.max_think_tokens, context // 8)  # kept free for what the model says to it
     tokens = fitted(s.chat, results, context - len(before) - answer)
@@ -62,9 +80,22 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> None:
         owner,
         attempt,
         segments=[Segment("tool", tokens)],
-        output={"outcome": "settled", "calls": len(calls), "tokens": len(tokens)},
-        checkpoint=await checkpoints.make(s, what.session_id, [*before, *tokens], root),
+        output={"outcome": outcome, "calls": len(results), "tokens": len(tokens)},
+        checkpoint=await checkpoints.make(s, owner.session_id, [*before, *tokens], root),
+        notes=[Event("session.interrupted")] if outcome == "interrupted" else (),
+        to=Move.REST if outcome == "interrupted" else None,
     )
+
+
+@dataclass(frozen=True)
+class Step:
+    """A tool step that runs. `before`: the transcript that it continues."""
+
+    services: Services
+    owner: Owner
+    attempt: Attempt
+    config: SessionConfig
+    before: Sequence[int]
 
 
 def _wait(config: SessionConfig, calls: Sequence[Call]) -> Wait:
@@ -74,9 +105,12 @@ def _wait(config: SessionConfig, calls: Sequence[Call]) -> Wait:
     return Wait("+".join(dict.fromkeys(call.name for call in calls))[:200], sum(timeouts) or None)
 
 
-async def _calls_of(s: Services, what: StepIn, config: SessionConfig) -> list[Call]:
+async def calls_of(s: Services, what: StepIn, config: SessionConfig) -> list[Call]:
     row = await s.db.fetchrow(
-        "SELECT output FROM steps WHERE session_id = $1 AND step_no = $2", what.session_id, what.step_no - 1
+        "SELECT output FROM steps WHERE session_id = $1 AND step_no < $2 AND live AND kind = 'think'"
+        " AND state = 'completed' ORDER BY step_no DESC LIMIT 1",
+        what.session_id,
+        what.step_no,
     )
     assert row is not None, "a tool step follows its think"
     return [
@@ -93,63 +127,72 @@ def _effect(s: Services, config: SessionConfig, name: str) -> str:
     return "unsafe" if own == "sandboxed" and declared is None and leads_out else own
 
 
-async def _one_call(
-    s: Services, owner: Owner, attempt: Attempt, config: SessionConfig, call: Call, root: str
-) -> tuple[ToolResult, str]:
+async def _one_call(step: Step, call: Call, root: str, refused: str | None) -> tuple[ToolResult, str]:
     """Settle one call and return what the model is told and the workspace after it."""
-    claim = await ledger.claim(s.db, owner, attempt, call, root)
+    claim = await ledger.claim(step.services.db, step.owner, step.attempt, call, root)
+    if claim.result is None and refused is not None:
+        claim = await record(step, call, claim, {"reason": "refused", "code": None}, refused.encode(), root)
     if claim.result is None:
-        claim = await _settle(s, owner, attempt, config, call, claim)
+        claim = await _settle(step, call, claim)
     assert claim.result is not None
-    text = _as_text(claim.result, claim.output)
-    return ToolResult(f"call_{attempt.step_no}_{call.call_no}", call.name, text), claim.snapshot_after or root
+    return told(step.attempt, call, claim), claim.snapshot_after or root
 
 
-async def _settle(
-    s: Services, owner: Owner, attempt: Attempt, config: SessionConfig, call: Call, claim: Claim
-) -> Claim:
+def told(attempt: Attempt, call: Call, claim: Claim) -> ToolResult:
+    assert claim.result is not None
+    return ToolResult(f"call_{attempt.step_no}_{call.call_no}", call.name, _as_text(claim.result, claim.output))
+
+
+async def _settle(step: Step, call: Call, claim: Claim) -> Claim:
+    s = step.services
     try:
-        command = _command(config, call)
+        command = _command(step.config, call)
     except (BadArguments, InvalidRequest) as refused:
         # The model asked for something that is no call; it is told so and may do better.
         result: dict[str, Any] = {"reason": "refused", "code": None}
-        return await _record(s, owner, attempt, call, claim, result, str(refused).encode(), claim.snapshot_before)
-    sandbox_id, sandbox = await open_box(s, owner, attempt, config, claim.snapshot_before)
+        return await record(step, call, claim, result, str(refused).encode(), claim.snapshot_before)
+    sandbox_id, sandbox = await open_box(s, step.owner, step.attempt, step.config, claim.snapshot_before)
     try:
-        await _note_run(s, owner, attempt, call, claim, sandbox_id)
-        done = await _call(sandbox, owner, attempt, config, call, command)
+        answered = await _may_run(step, call, claim, sandbox_id)
+        if answered is not None:
+            return answered
+        done = await _call(sandbox, step, call, command)
         async with s.blob_lock:
-            after = await _workspace_after(s, sandbox, call, claim)
-            return await _record(s, owner, attempt, call, claim, _facts(done), done.output, after)
+            after = await workspace_after(s, sandbox, call, claim)
+            return await record(step, call, claim, _facts(done), done.output, after)
     finally:
         await sandbox.close()
 
 
-async def _note_run(s: Services, owner: Owner, attempt: Attempt, call: Call, claim: Claim, sandbox_id: str) -> None:
-    """The call may run in this sandbox, and the ledger knows. Raises OutcomeUnknown where it may not run again."""
+async def _may_run(step: Step, call: Call, claim: Claim, sandbox_id: str) -> Claim | None:
+    """None: the call may run in this sandbox, and the ledger knows. Otherwise it is settled by what a person said.
+
+    An unsafe call that may have taken effect before its sandbox was lost is not run again without a word. Raises Held
+    while it is missing.
+    """
     if claim.runs and claim.sandbox_id == sandbox_id:
-        return  # its journal runs a key once
+        return None  # its journal runs a key once
     if claim.runs and call.effect == "unsafe":
-        await ledger.mark_unknown(s.db, owner, attempt, call)
-        raise OutcomeUnknown(
-            f"{call.name} may have taken effect before its sandbox was lost, and it is unsafe to run it again;"
-            " find out what happened and tell the session in a new message",
-            code="outcome_unknown",
-        )
-    await ledger.note_run(s.db, owner, attempt, call, claim.runs + 1, sandbox_id)
+        about = {"name": call.name, "arguments": dict(call.arguments), "effect": call.effect}
+        asked = Asked("outcome", call.call_no, about)
+        unknown = [call.call_no]
+        [answer] = await ask(step.services, step.owner, step.attempt, [asked], step.before, unknown=unknown)
+        if answer.decision != "did_not_run":
+            return await record(step, call, claim, *_as_said(answer), claim.snapshot_before)
+    await ledger.note_run(step.services.db, step.owner, step.attempt, call, claim.runs + 1, sandbox_id)
+    return None
 
 
-async def _record(
-    s: Services,
-    owner: Owner,
-    attempt: Attempt,
-    call: Call,
-    claim: Claim,
-    result: dict[str, Any],
-    output: bytes,
-    after: str,
-) -> Claim:
-    await ledger.settle(s.db, owner, attempt, call, result, output, after)
+def _as_said(answer: Answer) -> tuple[dict[str, Any], bytes]:
+    """Result and output of a call of which a person knows how it ended."""
+    if answer.decision == "ran":
+        return {"reason": "exit", "code": 0, "told": True}, str(answer.answer.get("output") or "").encode()
+    reason = str(answer.answer.get("reason") or "nobody knows whether it took effect, and it is not run again")
+    return {"reason": "refused", "code": None, "told": True}, reason.encode()
+
+
+async def record(step: Step, call: Call, claim: Claim, result: dict[str, Any], output: bytes, after: str) -> Claim:
+    await ledger.settle(step.services.db, step.owner, step.attempt, call, result, output, after)
     return Claim(result, output, claim.snapshot_before, after, claim.runs, claim.sandbox_id)
 
 
@@ -163,19 +206,18 @@ def _facts(done: Result) -> dict[str, Any]:
     }
 
 
-async def _call(
-    sandbox: Sandbox, owner: Owner, attempt: Attempt, config: SessionConfig, call: Call, command: Command
-) -> Result:
+async def _call(sandbox: Sandbox, step: Step, call: Call, command: Command) -> Result:
     """Start the call, or re-attach to it: the sandbox's journal runs a key once."""
-    key = call_key(owner.session_id, attempt.step_no, call.call_no)
+    key = call_key(step.owner.session_id, step.attempt.step_no, call.call_no)
+    seconds = budgets.left(step.attempt.session, "tool_s")
     running = await sandbox.start(
         key,
         command.argv,
-        epoch=owner.epoch,
+        epoch=step.owner.epoch,
         stdin=command.stdin,
         env={"TENUTO_CALL_KEY": key},
-        timeout_s=command.timeout_s,
-        output_bytes=config.limits.tool_output_bytes,
+        timeout_s=command.timeout_s if seconds is None else max(1.0, min(command.timeout_s, seconds)),
+        output_bytes=step.config.limits.tool_output_bytes,
     )
     try:
         result = await running.result()
@@ -188,7 +230,42 @@ async def _call(
     return result
 
 
-async def _workspace_after(s: Services, sandbox: Sandbox, call: Call, claim: Claim) -> str:
+async def interrupt_tools(s: Services, owner: Owner, config: SessionConfig, what: StepIn, execution: str) -> None:
+    """End the tool step: calls that settled keep their results, the others are told as interrupted."""
+    attempt = await steps.begin(s.db, owner, what.step_no, "tool", None, token=execution, stopping=True)
+    if attempt.done is not None:
+        return
+    before = await steps.transcript(s.db, what.session_id, what.step_no)
+    root = await checkpoints.workspace_root(s, what.session_id)
+    step = Step(s, owner, attempt, config, before)
+    results = []
+    for call in await calls_of(s, what, config):
+        claim = await ledger.claim(s.db, owner, attempt, call, root)
+        if claim.result is None:
+            claim = await _interrupt_call(step, call, claim)
+        root = claim.snapshot_after or root
+        results.append(told(attempt, call, claim))
+    await complete_tools(s, owner, attempt, config, before, results, root, outcome="interrupted")
+
+
+async def _interrupt_call(step: Step, call: Call, claim: Claim) -> Claim:
+    result = {"reason": "interrupted", "code": None}
+    if not claim.runs:
+        return await record(step, call, claim, result, b"it had not begun", claim.snapshot_before)
+    s, after = step.services, claim.snapshot_before
+    sandbox_id, sandbox = await open_box(s, step.owner, step.attempt, step.config, claim.snapshot_before)
+    try:
+        if sandbox_id == claim.sandbox_id:
+            await sandbox.kill(call_key(step.owner.session_id, step.attempt.step_no, call.call_no))
+            async with s.blob_lock:
+                after = await workspace_after(s, sandbox, call, claim)
+                return await record(step, call, claim, result, b"it was stopped; what it did until then stays", after)
+    finally:
+        await sandbox.close()
+    return await record(step, call, claim, result, b"it was stopped; it may have taken effect", after)
+
+
+async def workspace_after(s: Services, sandbox: Sandbox, call: Call, claim: Claim) -> str:
     writes = call.name not in TOOLS or TOOLS[call.name].writes  # commands may not take a built-in's name
     return await sandbox.snapshot(s.blobs) if writes and call.effect != "pure" else claim.snapshot_before
 
@@ -214,6 +291,7 @@ def _as_text(result: Mapping[str, Any], output: bytes) -> str:
         "refused": "not executed",
         "timeout": "stopped at its time limit",
         "oom": "stopped at its memory limit",
+        "interrupted": "interrupted by the user",
         "signal": f"ended by signal {result['code']}",
     }.get(result["reason"], result["reason"])
     return f"{text}\n[{how}]".strip()

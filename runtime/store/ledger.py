@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 
 from runtime.errors import StaleEpoch, TenutoError
-from runtime.store import events
+from runtime.store import budgets, events
 from runtime.store.database import Database
 from runtime.store.sessions import locked
 from runtime.store.values import Attempt, Event, Owner
@@ -115,7 +115,7 @@ async def note_run(db: Database, owner: Owner, attempt: Attempt, call: Call, run
     async def work(connection: asyncpg.Connection) -> None:
         await locked(connection, owner.session_id, owner.epoch)
         moved = await connection.fetchval(
-            "UPDATE tool_calls SET runs = $4, sandbox_id = $5"
+            "UPDATE tool_calls SET runs = $4, sandbox_id = $5, status = 'pending', started_at = now()"
             " WHERE session_id = $1 AND step_no = $2 AND call_no = $3 AND runs < $4 RETURNING true",
             owner.session_id,
             attempt.step_no,
@@ -148,11 +148,12 @@ async def settle(
     """Record the outcome. A repeat is a no-op; an older owner is refused (StaleEpoch)."""
 
     async def work(connection: asyncpg.Connection) -> None:
-        await locked(connection, owner.session_id, owner.epoch)
-        moved = await connection.fetchval(
+        session = await locked(connection, owner.session_id, owner.epoch)
+        moved = await connection.fetchrow(
             "UPDATE tool_calls SET status = 'settled', result = $5, output = $6, snapshot_after = $7,"
             " settled_at = now() WHERE session_id = $1 AND step_no = $2 AND call_no = $3 AND fence = $4"
-            " AND status <> 'settled' RETURNING true",
+            " AND status <> 'settled'"
+            " RETURNING (extract(epoch FROM coalesce(now() - started_at, '0')) * 1000)::bigint AS tool_ms",
             owner.session_id,
             attempt.step_no,
             call.call_no,
@@ -162,6 +163,8 @@ async def settle(
             snapshot_after,
         )
         if moved:
+            if "told" not in result:  # what a person said afterwards took no tool's time
+                await budgets.spend(connection, session, tool_ms=moved["tool_ms"])
             preview = output[:2000].decode("utf-8", "replace")
             settled = Event("tool.settled", {"call": call.call_no, "name": call.name, **result, "preview": preview})
             await events.append(
@@ -180,30 +183,5 @@ async def settle(
         )
         if status != "settled":
             raise StaleEpoch(f"call {call.call_no} of step {attempt.step_no} was claimed by a newer owner")
-
-    await db.run(work)
-
-
-async def mark_unknown(db: Database, owner: Owner, attempt: Attempt, call: Call) -> None:
-    """The call may or may not have taken effect, and must not run again by itself."""
-
-    async def work(connection: asyncpg.Connection) -> None:
-        await locked(connection, owner.session_id, owner.epoch)
-        moved = await connection.fetchval(
-            "UPDATE tool_calls SET status = 'outcome_unknown'"
-            " WHERE session_id = $1 AND step_no = $2 AND call_no = $3 AND status = 'pending' RETURNING true",
-            owner.session_id,
-            attempt.step_no,
-            call.call_no,
-        )
-        if moved:
-            unknown = Event("tool.outcome_unknown", {"call": call.call_no, "name": call.name})
-            await events.append(
-                connection,
-                owner.session_id,
-                [unknown],
-                step_no=attempt.step_no,
-                attempt_no=attempt.attempt_no,
-            )
 
     await db.run(work)

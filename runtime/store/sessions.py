@@ -46,20 +46,31 @@ async def create(
 
 
 async def accept_message(
-    db: Database, tenant_id: str, session_id: str, message_id: str, content: str, options: Mapping[str, Any]
+    db: Database,
+    tenant_id: str,
+    session_id: str,
+    message_id: str,
+    content: str,
+    options: Mapping[str, Any],
+    *,
+    on_busy: str = "enqueue",
 ) -> None:
-    """Accept a message: from here on it is never lost. Raises NotFound, Conflict when the session has ended."""
+    """Accept a message: from here on it is never lost. Raises NotFound; Conflict when the session has ended, or is
+    busy and the message is not to wait (`on_busy` is `reject`)."""
 
     async def work(connection: asyncpg.Connection) -> None:
-        state = await connection.fetchval(
-            "SELECT state FROM sessions WHERE session_id = $1 AND tenant_id = $2 FOR UPDATE",
+        row = await connection.fetchrow(
+            "SELECT state, ending FROM sessions WHERE session_id = $1 AND tenant_id = $2 FOR UPDATE",
             session_id,
             tenant_id,
         )
-        if state is None:
+        if row is None:
             raise NotFound(f"there is no session {session_id}")
-        if state in TERMINAL or state == State.CANCELLING:
+        if row["state"] in TERMINAL or row["state"] == State.CANCELLING or row["ending"]:
+            state = row["state"] if row["state"] in TERMINAL else f"being {row['ending'] or 'cancelled'}"
             raise Conflict(f"session {session_id} is {state} and takes no more messages; create a new one")
+        if on_busy == "reject":
+            await _ensure_free(connection, session_id, row["state"], message_id)
         made = await connection.fetchval(
             "INSERT INTO messages (message_id, tenant_id, session_id, content, options) VALUES ($1, $2, $3, $4, $5)"
             " ON CONFLICT DO NOTHING RETURNING true",
@@ -67,7 +78,7 @@ async def accept_message(
             tenant_id,
             session_id,
             content,
-            dict(options),
+            {**options, "on_busy": on_busy},
         )
         if made:
             accepted = Event("message.accepted", {"message_id": message_id, "content": content})
@@ -76,24 +87,58 @@ async def accept_message(
     await db.run(work)
 
 
-async def request_end(db: Database, tenant_id: str, session_id: str) -> str:
-    """Accept a cancel: the state says so at once, the workflow frees what is held. Idempotent; returns the state."""
+async def _ensure_free(connection: asyncpg.Connection, session_id: str, state: str, message_id: str) -> None:
+    """Raises Conflict (session_busy) where a message would have to wait. The one that repeats itself does not."""
+    waiting = await connection.fetchval(
+        "SELECT true FROM messages WHERE session_id = $1 AND state = 'accepted' AND message_id <> $2 LIMIT 1",
+        session_id,
+        message_id,
+    )
+    known = await connection.fetchval("SELECT true FROM messages WHERE message_id = $1", message_id)
+    if not known and (waiting or state not in (State.CREATED, State.IDLE, State.FAILED)):
+        raise Conflict(
+            f"session {session_id} is busy ({state}); wait until it rests, or send with on_busy enqueue or interrupt",
+            code="session_busy",
+        )
+
+
+async def request_end(db: Database, tenant_id: str, session_id: str, how: str = "cancelled") -> str:
+    """Accept that a session ends; the workflow frees what is held. Idempotent; returns the state.
+
+    A cancel says so in the state at once. Only a session at rest can be `completed`; others raise Conflict.
+    """
 
     async def work(connection: asyncpg.Connection) -> str:
         row = await connection.fetchrow(
-            "SELECT state FROM sessions WHERE session_id = $1 AND tenant_id = $2 FOR UPDATE",
+            "SELECT state, ending FROM sessions WHERE session_id = $1 AND tenant_id = $2 FOR UPDATE",
             session_id,
             tenant_id,
         )
         if row is None:
             raise NotFound(f"there is no session {session_id}")
-        if State(row["state"]) in TERMINAL or row["state"] == State.CANCELLING:
-            return str(row["state"])
-        await _set_state(connection, session_id, State(row["state"]), Move.CANCEL)
-        await events.append(connection, session_id, [Event("session.cancelling")])
-        return str(State.CANCELLING)
+        state = State(row["state"])
+        if state in TERMINAL or state is State.CANCELLING or (row["ending"] and how == "completed"):
+            return str(state)
+        if how == "completed":
+            await _ensure_at_rest(connection, session_id, state)
+        await connection.execute("UPDATE sessions SET ending = $2 WHERE session_id = $1", session_id, how)
+        if how == "cancelled":
+            state = await set_state(connection, session_id, state, Move.CANCEL)
+            await events.append(connection, session_id, [Event("session.cancelling")])
+        return str(state)
 
     return await db.run(work)
+
+
+async def _ensure_at_rest(connection: asyncpg.Connection, session_id: str, state: State) -> None:
+    waiting = await connection.fetchval(
+        "SELECT count(*) FROM messages WHERE session_id = $1 AND state = 'accepted'", session_id
+    )
+    if state is not State.IDLE or waiting:
+        more = f" with {waiting} messages waiting" if waiting else ""
+        raise Conflict(
+            f"session {session_id} is {state}{more}: only one at rest can be completed; wait, or cancel it instead"
+        )
 
 
 async def place(db: Database, session_id: str, node_id: str, node_boot: str) -> Session:
@@ -128,11 +173,11 @@ async def fail(db: Database, session_id: str, message: str) -> None:
         )
         if state in TERMINAL or state in (State.CANCELLING, State.FAILED):
             return
-        await _end_running_step(connection, session_id, "failed", message)
+        await end_running_step(connection, session_id, "failed", message)
         if state == State.CREATED:
-            await _set_state(connection, session_id, state, Move.PROVISION)
+            await set_state(connection, session_id, state, Move.PROVISION)
             state = State.PROVISIONING
-        await _set_state(connection, session_id, state, Move.FAIL, error={"message": message})
+        await set_state(connection, session_id, state, Move.FAIL, error={"message": message})
         await events.append(connection, session_id, [Event("session.failed", {"message": message})])
 
     await db.run(work)
@@ -147,13 +192,17 @@ async def finish(db: Database, session_id: str, how: str, left: Mapping[str, Any
         )
         if state in TERMINAL:
             return
-        await _end_running_step(connection, session_id, "cancelled", "the session was cancelled")
+        await end_running_step(connection, session_id, "cancelled", "the session was cancelled")
+        await connection.execute(
+            "UPDATE questions SET state = 'void', answered_at = now() WHERE session_id = $1 AND state = 'open'",
+            session_id,
+        )
         if how == "completed":
-            await _set_state(connection, session_id, state, Move.COMPLETE)
+            await set_state(connection, session_id, state, Move.COMPLETE)
         else:
             if state != State.CANCELLING:
-                await _set_state(connection, session_id, state, Move.CANCEL)
-            await _set_state(connection, session_id, State.CANCELLING, Move.CLEANED)
+                await set_state(connection, session_id, state, Move.CANCEL)
+            await set_state(connection, session_id, State.CANCELLING, Move.CLEANED)
         await events.append(connection, session_id, [Event(f"session.{how}", dict(left))])
         await domains.end_unused(connection, session_id)
 
@@ -175,28 +224,34 @@ async def locked(connection: asyncpg.Connection, session_id: str, epoch: int) ->
     return _session(row)
 
 
+async def locked_at_any_epoch(connection: asyncpg.Connection, session_id: str) -> Session | None:
+    """The session's row, locked, for what only the workflow may do, of which there is one."""
+    row = await connection.fetchrow(_SELECT + " FOR UPDATE OF s", session_id)
+    return None if row is None else _session(row)
+
+
 async def move(connection: asyncpg.Connection, session: Session, event: Move) -> None:
     """Apply a transition, unless the session is already where it leads. Raises IllegalTransition."""
     state = State(session.state)
     target = {Move.THINK: State.THINKING, Move.RUN_TOOL: State.TOOL_RUNNING, Move.REST: State.IDLE}.get(event)
     if state != target:
-        await _set_state(connection, session.session_id, state, event)
+        await set_state(connection, session.session_id, state, event)
 
 
-async def message_to_take(db: Database, session_id: str, step_no: int) -> tuple[str, str] | None:
-    """Id and content of the message that an input step takes: the one it began with, else the oldest that waits.
+async def message_to_take(db: Database, session_id: str, step_no: int) -> tuple[str, str, dict[str, Any]] | None:
+    """Id, content and options of the message that an input step takes: the one it began with, else the oldest.
 
     Deliveries may overtake each other; what was accepted first is answered first.
     """
     row = await db.fetchrow(
-        "SELECT m.message_id, m.content FROM messages m"
+        "SELECT m.message_id, m.content, m.options FROM messages m"
         " LEFT JOIN steps s ON s.message_id = m.message_id AND s.session_id = $1 AND s.step_no = $2"
         " WHERE m.session_id = $1 AND (s.step_no IS NOT NULL OR m.state = 'accepted')"
         " ORDER BY s.step_no IS NULL, m.seq LIMIT 1",
         session_id,
         step_no,
     )
-    return (row["message_id"], row["content"]) if row else None
+    return (row["message_id"], row["content"], row["options"]) if row else None
 
 
 async def message_exists(db: Database, message_id: str) -> bool:
@@ -210,7 +265,10 @@ async def has_ended(db: Database, session_id: str) -> bool:
 
 
 _SELECT = (
-    "SELECT s.session_id, s.tenant_id, s.state, s.config, s.seed, s.epoch, coalesce(d.salt, t.salt) AS salt"
+    "SELECT s.session_id, s.tenant_id, s.state, s.waiting_for, s.config, s.seed, s.epoch, s.budget, s.warned,"
+    " s.spent_tokens, s.spent_steps, s.tool_ms, s.busy_ms + CASE WHEN s.state IN ('provisioning', 'thinking',"
+    " 'tool_running') THEN extract(epoch FROM clock_timestamp() - s.state_since) * 1000 ELSE 0 END AS busy_ms,"
+    " coalesce(d.salt, t.salt) AS salt"
     " FROM sessions s JOIN tenants t USING (tenant_id) LEFT JOIN kv_domains d ON d.domain_id = s.kv_domain"
     " WHERE s.session_id = $1"
 )
@@ -225,29 +283,47 @@ def _session(row: asyncpg.Record) -> Session:
         row["seed"],
         row["epoch"],
         row["salt"],
+        row["waiting_for"],
+        {**row["config"].get("budget", {}), **(row["budget"] or {})},
+        {
+            "tokens": row["spent_tokens"],
+            "steps": row["spent_steps"],
+            "tool_s": row["tool_ms"] / 1000,
+            "wall_s": float(row["busy_ms"]) / 1000,
+        },
+        row["warned"],
     )
 
 
-async def _set_state(
+async def set_state(
     connection: asyncpg.Connection,
     session_id: str,
     state: State,
     event: Move,
+    *,
     error: dict[str, Any] | None = None,
-) -> None:
+    waiting_for: str | None = None,
+) -> State:
+    """Apply a transition to the row, which the caller has locked. Raises IllegalTransition, Conflict."""
+    target = transition(state, event)
     moved = await connection.fetchval(
-        "UPDATE sessions SET state = $3, error = $4, updated_at = now()"
+        "UPDATE sessions SET state = $3, error = $4, waiting_for = $5, updated_at = now()"
         " WHERE session_id = $1 AND state = $2 RETURNING true",
         session_id,
         str(state),
-        str(transition(state, event)),
+        str(target),
         error,
+        waiting_for,
     )
     if not moved:
         raise Conflict(f"session {session_id} is no longer {state}")
+    return target
 
 
-async def _end_running_step(connection: asyncpg.Connection, session_id: str, state: str, message: str) -> None:
+async def end_running_step(
+    connection: asyncpg.Connection, session_id: str, state: str, message: str, *, keep_message: bool = False
+) -> None:
+    """The step that runs will not go on. `keep_message`: what an input step was taking is to be taken later."""
     step_no = await connection.fetchval(
         "UPDATE steps SET state = $2, error = $3, ended_at = now()"
         " WHERE session_id = $1 AND state = 'running' RETURNING step_no",
@@ -257,6 +333,10 @@ async def _end_running_step(connection: asyncpg.Connection, session_id: str, sta
     )
     if step_no is None:
         return
+    if keep_message:
+        await connection.execute(
+            "UPDATE steps SET message_id = NULL WHERE session_id = $1 AND step_no = $2", session_id, step_no
+        )
     # A message whose step failed was answered, with its error; it is not delivered again.
     await connection.execute(
         "UPDATE messages SET state = 'consumed' FROM steps s WHERE s.session_id = $1 AND s.step_no = $2"

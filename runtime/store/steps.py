@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
 
 from runtime.errors import StaleEpoch
-from runtime.store import events
+from runtime.store import budgets, events, questions
 from runtime.store.database import Database
+from runtime.store.questions import Asked
 from runtime.store.sessions import locked, move
-from runtime.store.values import Attempt, Checkpoint, Event, Owner, Segment
-from workflows.contract import Progress
+from runtime.store.values import Attempt, Checkpoint, Event, Owner, Segment, Session
 from workflows.states import Event as Move
+from workflows.states import State
 
 
 async def begin(
@@ -26,12 +27,14 @@ async def begin(
     token: str,
     message_id: str | None = None,
     opening: Segment | None = None,
+    stopping: bool = False,
 ) -> Attempt:
     """Open an attempt of a step, creating the step if it is new.
 
     `token` names this execution, so that a repeated call opens no second attempt; `opening` is the first segment of
-    a new step. If the step has completed, its output is in `done` and nothing is written. Raises StaleEpoch,
-    IllegalTransition.
+    a new step. If the step has completed, its output is in `done` and nothing is written; nor is anything where the
+    session is paused or waits (`held`), which it does from now on if its budget is used up; `stopping` is for an
+    attempt that only ends the step, and may do so there. Raises StaleEpoch, IllegalTransition.
     """
 
     async def work(connection: asyncpg.Connection) -> Attempt:
@@ -41,6 +44,10 @@ async def begin(
         )
         if step is not None and step["state"] == "completed":
             return Attempt(session, step_no, step["attempts"], step["token_start"], (), step["output"])
+        if not stopping and (
+            session.state in (State.PAUSED, State.WAITING) or await _budget_is_spent(connection, session, step_no, to)
+        ):
+            return Attempt(session, step_no, 0, 0, (), None, held=True)
         if step is None:
             step = await _insert(connection, owner, session.tenant_id, step_no, kind, message_id)
         durable = await _segments_of(connection, owner.session_id, step_no)
@@ -63,6 +70,77 @@ async def begin(
     return await db.run(work)
 
 
+async def _budget_is_spent(connection: asyncpg.Connection, session: Session, step_no: int, to: Move | None) -> bool:
+    """Ask for more at the wall; the step begins when it is given."""
+    spent = budgets.exhausted(session)
+    if spent is None or to is None:
+        return False
+    await move(connection, session, to)
+    await ask_for_budget(connection, session, step_no, spent)
+    return True
+
+
+async def ask_for_budget(
+    connection: asyncpg.Connection, session: Session, step_no: int, spent: Mapping[str, Any]
+) -> None:
+    asked_before = await connection.fetchval(
+        "SELECT count(*) FROM questions WHERE session_id = $1 AND step_no = $2 AND kind = 'budget' AND state <> 'open'",
+        session.session_id,
+        step_no,
+    )
+    await questions.ask(connection, session, step_no, Asked("budget", -1 - asked_before, spent))
+    await questions.hold(connection, session, "budget")
+
+
+async def hold(
+    db: Database,
+    owner: Owner,
+    attempt: Attempt,
+    asked: Sequence[Asked],
+    *,
+    unknown: Sequence[int] = (),
+) -> list[questions.Answer]:
+    """Ask what the step must know; where something is open, its attempt ends and the session waits.
+
+    `unknown`: calls that may or may not have taken effect, and must not run again by themselves. Returns an answer for
+    each question, which says whether it is open.
+    """
+
+    async def work(connection: asyncpg.Connection) -> list[questions.Answer]:
+        session = await locked(connection, owner.session_id, owner.epoch)
+        for call_no in unknown:
+            await connection.execute(
+                "UPDATE tool_calls SET status = 'outcome_unknown' WHERE session_id = $1 AND step_no = $2"
+                " AND call_no = $3 AND status = 'pending'",
+                owner.session_id,
+                attempt.step_no,
+                call_no,
+            )
+        answers = [await questions.ask(connection, session, attempt.step_no, one) for one in asked]
+        waits = [one.kind for one, answer in zip(asked, answers, strict=True) if answer.state == "open"]
+        if waits:
+            await close_attempt(connection, attempt, "waiting", None)
+            await questions.hold(connection, session, waits[0])
+        return answers
+
+    return await db.run(work)
+
+
+async def hold_for_budget(db: Database, owner: Owner, attempt: Attempt) -> bool:
+    """A step that used up the budget in its middle waits there. False: there is some left."""
+
+    async def work(connection: asyncpg.Connection) -> bool:
+        session = await locked(connection, owner.session_id, owner.epoch)
+        spent = budgets.exhausted(session)
+        if spent is None:
+            return False
+        await close_attempt(connection, attempt, "waiting", None)
+        await ask_for_budget(connection, session, attempt.step_no, spent)
+        return True
+
+    return await db.run(work)
+
+
 async def append_tokens(
     db: Database, owner: Owner, attempt: Attempt, offset: int, token_ids: Sequence[int], text: str
 ) -> None:
@@ -72,7 +150,7 @@ async def append_tokens(
     """
 
     async def work(connection: asyncpg.Connection) -> None:
-        await locked(connection, owner.session_id, owner.epoch)
+        session = await locked(connection, owner.session_id, owner.epoch)
         durable = await connection.fetchval(
             "SELECT coalesce(sum(cardinality(token_ids)), 0) FROM segments"
             " WHERE session_id = $1 AND step_no = $2 AND kind = 'model'",
@@ -90,6 +168,7 @@ async def append_tokens(
             attempt.step_no,
             [Segment("model", token_ids)],
         )
+        await budgets.spend(connection, session, tokens=len(token_ids))
         delta = Event("model.delta", {"text": text, "token_ids": list(token_ids), "offset": offset})
         await events.append(
             connection, owner.session_id, [delta], step_no=attempt.step_no, attempt_no=attempt.attempt_no
@@ -129,13 +208,15 @@ async def complete(
             output,
             checkpoint.token_count - attempt.token_start,
         )
-        await _close_attempt(connection, attempt, "completed", None)
+        await close_attempt(connection, attempt, "completed", None)
+        await budgets.spend(connection, session, steps=1)
         if output.get("message_id"):
             await connection.execute(
                 "UPDATE messages SET state = 'consumed' WHERE message_id = $1", output["message_id"]
             )
-        await _insert_checkpoint(connection, attempt, checkpoint)
-        if to is not None and session.state != "cancelling":
+        await insert_checkpoint(connection, attempt, checkpoint)
+        rests = to is Move.REST and session.state not in (State.CANCELLING, State.PAUSED)
+        if to is not None and session.state not in (State.CANCELLING, State.PAUSED):
             await move(connection, session, to)
         completed = Event("step.completed", {k: v for k, v in output.items() if k != "text"})
         made = Event(
@@ -149,7 +230,7 @@ async def complete(
         await events.append(
             connection,
             owner.session_id,
-            [*notes, completed, made, *([Event("session.idle")] if to is Move.REST else [])],
+            [*notes, completed, made, *([Event("session.idle")] if rests else [])],
             step_no=attempt.step_no,
             attempt_no=attempt.attempt_no,
         )
@@ -157,54 +238,59 @@ async def complete(
     await db.run(work)
 
 
+async def rest(connection: asyncpg.Connection, session: Session, notes: Sequence[Event], *, step_no: int) -> None:
+    """The turn is over; a paused session stays paused, at rest. The session's row is locked."""
+    await questions.void(connection, session.session_id)
+    rests = session.state not in (State.CANCELLING, State.PAUSED)
+    if rests:
+        await move(connection, session, Move.REST)
+    idle = [Event("session.idle")] if rests else []
+    await events.append(connection, session.session_id, [*notes, *idle], step_no=step_no)
+
+
 async def abandon(db: Database, owner: Owner, attempt: Attempt, outcome: str, message: str) -> None:
     """Note how an attempt ended without completing the step (lost, failed, cancelled). Never raises StaleEpoch."""
 
     async def work(connection: asyncpg.Connection) -> None:
-        await _close_attempt(connection, attempt, outcome, {"message": message})
+        await close_attempt(connection, attempt, outcome, {"message": message})
 
     await db.run(work, patience_s=5)
 
 
 async def transcript(db: Database, session_id: str, before_step: int) -> list[int]:
-    """Token ids of the completed steps before `before_step`, in order."""
+    """Token ids of the branch that the session is on, completed steps before `before_step` only."""
+    rows = await branch(db, session_id, before_step)
+    return [token for _, _, token_ids in rows for token in token_ids]
+
+
+async def branch(db: Database, session_id: str, before_step: int | None = None) -> list[tuple[int, str, list[int]]]:
+    """The segments of the transcript: (step_no, kind, token ids). A compaction replaces what lies behind its start."""
     rows = await db.fetch(
-        "SELECT g.token_ids FROM segments g JOIN steps s USING (session_id, step_no)"
-        " WHERE session_id = $1 AND step_no < $2 AND s.state = 'completed' ORDER BY step_no, idx",
+        "SELECT s.step_no, s.kind AS step_kind, s.token_start, g.kind, g.token_ids"
+        " FROM segments g JOIN steps s USING (session_id, step_no) WHERE session_id = $1 AND s.live"
+        " AND s.state = 'completed' AND ($2::int IS NULL OR step_no < $2) ORDER BY step_no, idx",
         session_id,
         before_step,
     )
-    return [token for row in rows for token in row["token_ids"]]
+    found: list[tuple[int, str, list[int]]] = []
+    cut = 0  # the last step whose compaction has been applied
+    for row in rows:
+        if row["step_kind"] == "compaction" and row["step_no"] != cut:
+            cut = row["step_no"]
+            found = _first(found, row["token_start"])
+        found.append((row["step_no"], row["kind"], row["token_ids"]))
+    return found
 
 
-async def progress(connection: asyncpg.Connection, session_id: str) -> Progress:
-    """Where the record stands, read from the last step that ended."""
-    last = await connection.fetchrow(
-        "SELECT step_no, kind, state, output FROM steps WHERE session_id = $1 AND state <> 'running'"
-        " ORDER BY step_no DESC LIMIT 1",
-        session_id,
-    )
-    if last is None:
-        return Progress()
-    entry = await connection.fetchrow(
-        "SELECT s.step_no, m.options FROM steps s JOIN messages m USING (message_id)"
-        " WHERE s.session_id = $1 AND s.kind = 'input' AND s.state = 'completed' ORDER BY s.step_no DESC LIMIT 1",
-        session_id,
-    )
-    options = entry["options"] if entry else {}
-    rounds = await connection.fetchval(
-        "SELECT count(*) FROM steps WHERE session_id = $1 AND kind = 'tool' AND state = 'completed' AND step_no > $2",
-        session_id,
-        entry["step_no"] if entry else 0,
-    )
-    return Progress(
-        step_no=last["step_no"],
-        kind=last["kind"] if last["state"] == "completed" else "failed",
-        outcome=(last["output"] or {}).get("outcome", ""),
-        rounds=rounds,
-        tool_choice=options.get("tool_choice", "auto"),
-        max_tool_rounds=options.get("max_tool_rounds", 0),
-    )
+def _first(segments: list[tuple[int, str, list[int]]], tokens: int) -> list[tuple[int, str, list[int]]]:
+    """The segments that make up the first so many tokens; the last one may be cut."""
+    kept = []
+    for step_no, kind, token_ids in segments:
+        if tokens <= 0:
+            break
+        kept.append((step_no, kind, token_ids[:tokens]))
+        tokens -= len(token_ids)
+    return kept
 
 
 async def _insert(
@@ -217,7 +303,7 @@ async def _insert(
 ) -> asyncpg.Record:
     parent = await connection.fetchrow(
         "SELECT step_no, token_start + token_count AS at FROM steps"
-        " WHERE session_id = $1 AND state = 'completed' AND step_no < $2 ORDER BY step_no DESC LIMIT 1",
+        " WHERE session_id = $1 AND live AND state = 'completed' AND step_no < $2 ORDER BY step_no DESC LIMIT 1",
         owner.session_id,
         step_no,
     )
@@ -272,7 +358,7 @@ async def _open_attempt(
     return attempt_no, True
 
 
-async def _close_attempt(
+async def close_attempt(
     connection: asyncpg.Connection, attempt: Attempt, outcome: str, error: dict[str, Any] | None
 ) -> None:
     await connection.execute(
@@ -313,7 +399,7 @@ async def _add_segments(
     )
 
 
-async def _insert_checkpoint(connection: asyncpg.Connection, attempt: Attempt, checkpoint: Checkpoint) -> None:
+async def insert_checkpoint(connection: asyncpg.Connection, attempt: Attempt, checkpoint: Checkpoint) -> None:
     settled = await connection.fetchval(
         "SELECT count(*) FROM tool_calls WHERE session_id = $1 AND status = 'settled'",
         attempt.session.session_id,

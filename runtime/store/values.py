@@ -26,6 +26,10 @@ class Session:
     seed: int
     epoch: int
     salt: bytes  # of the tenant; part of every page key
+    waiting_for: str | None = None
+    budget: Mapping[str, Any] = field(default_factory=dict)  # limits as they stand now
+    spent: Mapping[str, float] = field(default_factory=dict)  # by the same names
+    warned: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One execution of a step. `done` is the step's output if it had already completed."""
+    """One execution of a step. `done` is the step's output if it had already completed; `held` says that it may not
+    begin now, since the session is paused or waits."""
 
     session: Session
     step_no: int
@@ -50,6 +55,7 @@ class Attempt:
     token_start: int
     durable: tuple[Segment, ...]
     done: Mapping[str, Any] | None
+    held: bool = False
 
     @property
     def model_tokens(self) -> list[int]:

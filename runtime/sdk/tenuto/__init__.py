@@ -11,7 +11,7 @@ from tenuto._async import AsyncClient, AsyncSession
 from tenuto._sync import Client, Session
 from tenuto._wire import TurnReader
 from tenuto.errors import APIError, ConnectionFailed, SessionFailed, TenutoError
-from tenuto.models import Event, SessionInfo, Turn
+from tenuto.models import Event, Question, SessionInfo, Turn
 
 __all__ = [
     "APIError",
@@ -20,6 +20,7 @@ __all__ = [
     "Client",
     "ConnectionFailed",
     "Event",
+    "Question",
     "Session",
     "SessionFailed",
     "SessionInfo",

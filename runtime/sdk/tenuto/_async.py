@@ -10,7 +10,7 @@ from typing import Any, Self
 import httpx
 
 from tenuto import _wire
-from tenuto.models import Event, SessionInfo, Turn
+from tenuto.models import Event, Question, SessionInfo, Turn
 
 
 class AsyncClient:
@@ -37,6 +37,17 @@ class AsyncClient:
         """The models that the server can run, with their cards."""
         data: list[dict[str, Any]] = (await self.get("/v1/models"))["data"]
         return data
+
+    async def questions(self, session_id: str | None = None) -> list[Question]:
+        """What sessions wait for: approvals, unknown outcomes, results of the caller's own tools, budgets."""
+        params = {"limit": 1000, **({"session": session_id} if session_id else {})}
+        return [Question.model_validate(row) for row in (await self.get("/v1/approvals", params))["data"]]
+
+    async def answer(self, question_id: str, decision: str, **more: Any) -> Question:
+        """Answer one: approve or decline (`reason`); ran (`output`), did_not_run; result (`output`, `is_error`); raise
+        (`budget`), stop. The first answer holds; another one raises APIError (409)."""
+        body = {"decision": decision, **more}
+        return Question.model_validate(await self.post(f"/v1/approvals/{question_id}", body))
 
     async def get(self, path: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One GET of the API, retried while the server is away. Raises APIError, ConnectionFailed."""
@@ -103,10 +114,20 @@ class AsyncSessions:
         sampling: Mapping[str, Any] | None = None,
         kv: Mapping[str, Any] | None = None,
         seed: int | None = None,
+        approvals: Mapping[str, Any] | None = None,
+        budget: Mapping[str, Any] | None = None,
+        on_busy: str | None = None,
+        context_policy: str | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
-        """Create a session. `tools`: names of built-in ones, or commands of your own; `files`: its first workspace."""
-        body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed)
+        """Create a session.
+
+        `tools`: names of built-in ones, or tools of your own; `files`: its first workspace; `approvals`: tools whose
+        calls wait for a person; `budget`: what it may use in all; `on_busy`: what a message does that comes while it
+        works; `context_policy`: what gives way in a full context.
+        """
+        more = {"approvals": approvals, "budget": budget, "on_busy": on_busy, "context_policy": context_policy}
+        body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed, **more)
         made = await self._client.post("/v1/sessions", body, key=idempotency_key)
         return AsyncSession(self._client, made["id"])
 
@@ -145,10 +166,14 @@ class AsyncSession:
         *,
         tool_choice: str = "auto",
         max_tool_rounds: int = 8,
+        on_busy: str | None = None,
         idempotency_key: str | None = None,
     ) -> str:
-        """Give the session a message and return its id. Once this returns, the message is never lost."""
-        body = {"content": content, "tool_choice": tool_choice, "max_tool_rounds": max_tool_rounds}
+        """Give the session a message and return its id. Once this returns, the message is never lost.
+
+        `on_busy`: enqueue, reject (APIError 409) or interrupt; by default as the session says.
+        """
+        body = _wire.message_body(content, tool_choice, max_tool_rounds, on_busy)
         made = await self._client.post(f"{self._path}/events", body, key=idempotency_key)
         message_id: str = made["id"]
         return message_id
@@ -202,10 +227,69 @@ class AsyncSession:
         """Where the session's KV was last seen."""
         return await self._client.get(f"{self._path}/kv")
 
+    async def pause(self) -> SessionInfo:
+        """Stop spending: a think stops at its last durable token, a tool runs to its end."""
+        return await self._ask("pause")
+
+    async def resume(self) -> SessionInfo:
+        """Go on where the session was paused."""
+        return await self._ask("resume")
+
+    async def retry(self) -> SessionInfo:
+        """Go on at the step that failed."""
+        return await self._ask("retry")
+
+    async def interrupt(self) -> SessionInfo:
+        """End the turn: what was sampled stays, calls that run are stopped, and the session rests."""
+        return await self._ask("interrupt")
+
+    async def rewind(self, step: int, *, seed: int | None = None, resume: bool = False) -> SessionInfo:
+        """Go back to the checkpoint of a step. With a `seed`, what is sampled from there on differs."""
+        return await self._ask("rewind", _wire.branch_body(step, seed, resume))
+
+    async def fork(
+        self,
+        step: int | None = None,
+        *,
+        seed: int | None = None,
+        resume: bool = False,
+        idempotency_key: str | None = None,
+    ) -> AsyncSession:
+        """A new session that begins as this one was at a checkpoint (the last by default); nothing is copied."""
+        body = _wire.branch_body(step, seed, resume)
+        made = await self._client.post(f"{self._path}/fork", body, key=idempotency_key)
+        return AsyncSession(self._client, made["id"])
+
+    async def complete(self, *, wait: bool = True) -> SessionInfo:
+        """End a session that rests and free what it holds; with `wait`, return once that is true."""
+        return await self._ended(await self._ask("complete"), wait)
+
+    async def questions(self) -> list[Question]:
+        """What the session waits for now."""
+        return await self._client.questions(self.id)
+
+    async def until(self, *states: str) -> SessionInfo:
+        """Wait until the session is in one of these states, or has ended."""
+        info = await self.info()
+        wanted = {*states, "cancelled", "completed"}
+        while info.state not in wanted:
+            async with contextlib.aclosing(self.stream(info.last_event)) as events:
+                async for event in events:
+                    if event.type.startswith("session."):
+                        break
+            info = await self.info()
+        return info
+
     async def cancel(self, *, wait: bool = True) -> SessionInfo:
         """Stop the session and free what it holds; with `wait`, return once that is true."""
-        info = SessionInfo.model_validate(await self._client.post(f"{self._path}/cancel"))
-        if wait and info.state == "cancelling":
+        return await self._ended(await self._ask("cancel"), wait)
+
+    async def _ask(self, verb: str, body: Mapping[str, Any] | None = None) -> SessionInfo:
+        return SessionInfo.model_validate(await self._client.post(f"{self._path}/{verb}", body))
+
+    async def _ended(self, info: SessionInfo, wait: bool) -> SessionInfo:
+        """The session once nothing of it is left, if that is to be waited for."""
+        if wait and info.state not in ("cancelled", "completed"):
             async for _ in self.stream(info.last_event):
                 pass
             info = await self.info()

@@ -125,14 +125,25 @@ def session_body(
     sampling: Mapping[str, Any] | None,
     kv: Mapping[str, Any] | None,
     seed: int | None,
+    **more: Any,
 ) -> dict[str, Any]:
     """The body that makes a session: what was not given is left to the server."""
-    given = {"system": system, "files": files, "limits": limits, "sampling": sampling, "kv": kv, "seed": seed}
+    given = {"system": system, "files": files, "limits": limits, "sampling": sampling, "kv": kv, "seed": seed, **more}
     return {
         "model": model,
         "tools": list(tools),
         **{name: value for name, value in given.items() if value is not None},
     }
+
+
+def message_body(content: str, tool_choice: str, max_tool_rounds: int, on_busy: str | None) -> dict[str, Any]:
+    body = {"content": content, "tool_choice": tool_choice, "max_tool_rounds": max_tool_rounds}
+    return body if on_busy is None else {**body, "on_busy": on_busy}
+
+
+def branch_body(step: int | None, seed: int | None, resume: bool) -> dict[str, Any]:
+    given = {"step": step, "seed": seed, "resume": resume or None}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class FrameReader:
@@ -263,5 +274,8 @@ class TurnReader:
             message = last.data.get("message", "")
             raise SessionFailed(f"the session ended as {last.type.removeprefix('session.')}. {message}".strip())
         answers = [event for event in events if event.type == "message.completed"]
+        stopped = any(event.type == "session.interrupted" for event in events)
         answer = answers[-1].data if answers else {"text": "", "outcome": "incomplete"}
+        if stopped:
+            answer = {**answer, "outcome": "interrupted"}
         return Turn(text=answer["text"], outcome=answer["outcome"], events=events)

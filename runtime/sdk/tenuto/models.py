@@ -33,11 +33,26 @@ class SessionInfo(_Open):
     epoch: int
     tokens: int = 0
     last_event: int = 0
+    waiting_for: str | None = None
     error: dict[str, Any] | None = None
 
 
+class Question(_Open):
+    """What a session waits for. `kind`: approval, outcome, client_tool or budget; `about`: the call, or the measure."""
+
+    id: str
+    kind: str
+    session_id: str
+    step: int
+    call: int | None = None
+    about: dict[str, Any]
+    state: str
+    answer: dict[str, Any] | None = None
+
+
 class Turn(BaseModel):
-    """What one message led to. `outcome`: final, or incomplete where the answer was cut off at its token limit."""
+    """What one message led to. `outcome`: final, incomplete where the answer was cut off at its token limit, or
+    interrupted."""
 
     text: str
     outcome: str

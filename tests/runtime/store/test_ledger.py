@@ -3,8 +3,9 @@ import asyncio
 import pytest
 
 from runtime.errors import StaleEpoch, TenutoError
-from runtime.store import ledger
+from runtime.store import ledger, steps
 from runtime.store.ledger import Call
+from runtime.store.questions import Asked
 
 CALL = Call(0, "bash", {"command": "true"}, "sandboxed")
 
@@ -64,7 +65,9 @@ async def test_claims_at_the_same_moment_make_one_row_and_one_event(story, db):
 async def test_an_unknown_outcome_is_told_once_and_can_still_be_settled(story, db):
     owner, attempt = await at_a_tool_step(story)
     await ledger.claim(db, owner, attempt, CALL, "before")
-    await ledger.mark_unknown(db, owner, attempt, CALL)
-    await ledger.mark_unknown(db, owner, attempt, CALL)
+    asked = [Asked("outcome", 0, {"name": "bash"})]
+    for _ in range(2):
+        [answer] = await steps.hold(db, owner, attempt, asked, unknown=[0])
+        assert answer.state == "open"
     assert (await story.events()).count("tool.outcome_unknown") == 1
     await ledger.settle(db, owner, attempt, CALL, {"reason": "exit", "code": 0}, b"", "after")

@@ -91,10 +91,10 @@ async def test_a_key_is_kept_as_its_hash_only(db):
 async def test_messages_are_taken_in_the_order_in_which_they_were_accepted(story, db):
     owner = await story.placed()
     first, second = await story.message("one"), await story.message("two")
-    assert await sessions.message_to_take(db, story.session_id, 1) == (first, "one")
+    assert (await sessions.message_to_take(db, story.session_id, 1))[:2] == (first, "one")
     await story.begin(owner, 1, "input", message=first)
-    assert await sessions.message_to_take(db, story.session_id, 1) == (first, "one"), "a step keeps its message"
+    assert (await sessions.message_to_take(db, story.session_id, 1))[:2] == (first, "one"), "a step keeps its message"
     await db.execute("UPDATE messages SET state = 'consumed' WHERE message_id = $1", first)
-    assert await sessions.message_to_take(db, story.session_id, 2) == (second, "two")
+    assert (await sessions.message_to_take(db, story.session_id, 2))[:2] == (second, "two")
     await db.execute("UPDATE messages SET state = 'consumed'")
     assert await sessions.message_to_take(db, story.session_id, 3) is None

@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 
 from runtime.errors import StaleEpoch
-from runtime.store import events, sessions, steps
+from runtime.store import events, sessions, standing, steps
 from runtime.store.values import Event, Segment
 from tests.runtime.store.conftest import checkpoint
 from workflows.contract import Progress
@@ -109,7 +109,7 @@ async def test_progress_says_what_a_fresh_workflow_must_do(story, db):
     owner = await story.placed()
 
     async def progress() -> Progress:
-        return await db.run(lambda c: steps.progress(c, owner.session_id))
+        return await db.run(lambda c: standing.progress(c, owner.session_id))
 
     assert await progress() == Progress()
     await story.input(owner, 1, [7])
@@ -122,7 +122,7 @@ async def test_progress_says_what_a_fresh_workflow_must_do(story, db):
     assert await progress() == Progress(3, "tool", "settled", 1, "auto", 2)
     await story.begin(owner, 4)
     await sessions.fail(db, owner.session_id, "no")
-    assert await progress() == Progress(4, "failed", "", 1, "auto", 2)
+    assert await progress() == Progress(4, "failed", "", 1, "auto", 2, hold="failed")
 
 
 async def test_a_move_that_the_table_does_not_have_is_refused_in_sql_too(story, db):
