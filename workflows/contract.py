@@ -23,16 +23,14 @@ FINISH = "finish"
 
 
 class ErrorType:
-    """`ApplicationError.type` of what an activity raises. All but REFUSED are answered by a new placement."""
+    """`ApplicationError.type` of what an activity raises. All but REFUSED are answered by a new placement, and so is
+    any error that nobody raised on purpose."""
 
     ENGINE_LOST = "EngineLost"
     SANDBOX_LOST = "SandboxLost"
     STALE_EPOCH = "StaleEpoch"
     DRAINING = "Draining"
     REFUSED = "Refused"  # the request itself is at fault: the session fails with its message
-
-
-MOVE_ON = frozenset({ErrorType.ENGINE_LOST, ErrorType.SANDBOX_LOST, ErrorType.STALE_EPOCH, ErrorType.DRAINING})
 
 
 def workflow_id(session_id: str) -> str:

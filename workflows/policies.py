@@ -43,7 +43,9 @@ def may_go_on(progress: Progress, has_message: bool) -> bool:
 def stops(verb: str, running: str) -> bool:
     """Whether a command ends the activity that runs, instead of waiting for the step's end. A think goes on later at
     its last durable token; a tool is not killed for a pause."""
-    return verb in ("interrupt", "rewind") or (verb == "pause" and running == "think")
+    if verb in ("interrupt", "rewind"):
+        return running in ("think", "run_tools", "compact")
+    return verb == "pause" and running in ("think", "compact")
 
 
 def tool_choice_now(progress: Progress) -> str:

@@ -337,7 +337,7 @@ def _raise_unless_lost(error: ActivityError) -> None:
             return
         raise _Refused("the step did not end within 24 hours") from error
     if isinstance(cause, ApplicationError):
-        if cause.type in contract.MOVE_ON:
-            return
-        raise _Refused(cause.message) from error
+        if cause.type == contract.ErrorType.REFUSED:
+            raise _Refused(cause.message) from error
+        return  # also what nobody raised on purpose: tried again elsewhere, MAX_LOSSES times
     raise error

@@ -78,6 +78,8 @@ async def play(
         turn.feed(event)
         executioner.feed(event)
         played.event_ids.append(event.id)
+        if event.type == "session.failed":  # of either turn: the reader's own is the last
+            raise tenuto.SessionFailed(f"the session failed at event {event.id}. {event.data.get('message', '')}")
         if event.type == "tool.settled":
             played.outputs.append(event.data["preview"])
         if event.type == "kv.recomputed":

@@ -23,6 +23,7 @@ _LOST = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # "another operation is in progress": the server died in the middle of one
 )
 _COLLIDED = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from workflows.contract import Progress
-from workflows.policies import Next, next_action, tool_choice_now
+from workflows.policies import Next, may_go_on, next_action, stops, tool_choice_now
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,9 @@ from workflows.policies import Next, next_action, tool_choice_now
         ("think", "final", Next.REST),
         ("think", "incomplete", Next.REST),
         ("failed", "", Next.REST),
+        ("think", "interrupted", Next.REST),
+        ("tool", "interrupted", Next.REST),
+        ("compaction", "compacted", Next.THINK),
     ],
 )
 def test_what_follows_is_decided_by_the_last_step_alone(kind, outcome, expected):
@@ -24,3 +27,34 @@ def test_the_answer_after_the_last_tool_round_is_without_tools():
     assert tool_choice_now(Progress(kind="input", tool_choice="required", max_tool_rounds=2)) == "required"
     assert tool_choice_now(Progress(rounds=1, tool_choice="required", max_tool_rounds=2)) == "required"
     assert tool_choice_now(Progress(rounds=2, tool_choice="required", max_tool_rounds=2)) == "none"
+
+
+@pytest.mark.parametrize(
+    ("verb", "running", "expected"),
+    [
+        ("pause", "think", True),
+        ("pause", "run_tools", False),
+        ("interrupt", "run_tools", True),
+        ("rewind", "think", True),
+        ("resume", "think", False),
+        ("answer", "run_tools", False),
+        ("interrupt", "take_input", False),
+        ("rewind", "interrupt", False),
+    ],
+)
+def test_a_command_stops_only_what_it_must(verb, running, expected):
+    assert stops(verb, running) is expected
+
+
+@pytest.mark.parametrize(
+    ("hold", "message", "expected"),
+    [
+        ("", False, True),
+        ("failed", False, False),
+        ("failed", True, True),
+        ("paused", True, False),
+        ("approval", True, False),
+    ],
+)
+def test_what_holds_a_session_ends_by_a_command_and_a_failure_by_a_message_too(hold, message, expected):
+    assert may_go_on(Progress(hold=hold), message) is expected

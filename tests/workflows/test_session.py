@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from temporalio.worker import Worker
 
 from workflows.contract import (
     NODES_QUEUE,
+    ApplyIn,
     ErrorType,
     FailIn,
     FinishIn,
@@ -56,6 +58,7 @@ class House:
         self.entered = asyncio.Event()
         self.stepped = asyncio.Event()
         self.queue = f"node-{uuid.uuid4().hex}"
+        self.commands: list[tuple[dict[str, object], bool]] = []  # what each command does to the progress
 
     @activity.defn(name="place")
     async def place(self, what: PlaceIn) -> Placement:
@@ -73,9 +76,13 @@ class House:
     async def think(self, what: ThinkIn) -> StepOut:
         self._enter("think", what.step_no, what.tool_choice)
         self.entered.set()
-        while not self.hold.is_set():
-            activity.heartbeat()
-            await asyncio.sleep(0.02)
+        try:
+            while not self.hold.is_set():
+                activity.heartbeat()
+                await asyncio.sleep(0.02)
+        except asyncio.CancelledError:
+            self.log.append(("stopped", what.step_no))
+            raise
         outcome = "tools" if what.tool_choice == "required" else "final"
         self.progress = replace(self.progress, step_no=what.step_no, kind="think", outcome=outcome)
         return self._leave(what.step_no)
@@ -90,7 +97,30 @@ class House:
     @activity.defn(name="fail")
     async def fail(self, what: FailIn) -> StepOut:
         self.log.append(("fail", what.message))
-        self.progress = replace(self.progress, step_no=self.progress.step_no + 1, kind="failed", outcome="")
+        no = self.progress.step_no + 1
+        self.progress = replace(self.progress, step_no=no, kind="failed", outcome="", hold="failed")
+        return StepOut(self.progress)
+
+    @activity.defn(name="apply")
+    async def apply(self, what: ApplyIn) -> StepOut:
+        """What a command leads to is said by the test."""
+        self.log.append(("apply",))
+        changes, moved = self.commands.pop(0) if self.commands else ({}, False)
+        self.progress = replace(self.progress, **changes)
+        self.stepped.set()
+        return StepOut(self.progress, moved)
+
+    @activity.defn(name="interrupt")
+    async def interrupt(self, what: StepIn) -> StepOut:
+        self.log.append(("interrupt", what.step_no))
+        self.progress = replace(self.progress, step_no=what.step_no, kind="think", outcome="interrupted")
+        self.stepped.set()
+        return StepOut(self.progress)
+
+    @activity.defn(name="compact")
+    async def compact(self, what: StepIn) -> StepOut:
+        self.log.append(("compact", what.step_no))
+        self.progress = replace(self.progress, step_no=what.step_no, kind="compaction", outcome="", full=False)
         return StepOut(self.progress)
 
     @activity.defn(name="finish")
@@ -133,9 +163,9 @@ async def running(client):
             # An exception in workflow code fails the workflow here; in production it is retried and alerts.
             options = {"workflow_failure_exception_types": [Exception]}
             await stack.enter_async_context(Worker(client, task_queue=queue, workflows=[SessionWorkflow], **options))
-            home = [house.take_input, house.think, house.run_tools]
+            home = [house.take_input, house.think, house.run_tools, house.compact, house.interrupt]
             await stack.enter_async_context(Worker(client, task_queue=house.queue, activities=home))
-            anywhere = [house.place, house.fail, house.finish]
+            anywhere = [house.place, house.apply, house.fail, house.finish]
             await stack.enter_async_context(Worker(client, task_queue=NODES_QUEUE, activities=anywhere))
             return await client.start_workflow(
                 SessionWorkflow.run, SessionState("s", **state), id=f"session/{uuid.uuid4().hex}", task_queue=queue
@@ -147,6 +177,13 @@ async def running(client):
 async def end(handle: WorkflowHandle) -> None:
     await handle.execute_update(SessionWorkflow.end, "cancelled")
     assert await handle.result() == "cancelled"
+
+
+async def logged(house: House, entry: tuple[object, ...], times: int = 1) -> None:
+    """Wait until this was asked so often."""
+    while house.log.count(entry) < times:
+        house.stepped.clear()
+        await house.stepped.wait()
 
 
 async def rested(house: House, steps: int) -> None:
@@ -192,7 +229,7 @@ async def test_two_messages_at_once_are_one_run_after_the_other(running):
     await end(handle)
 
 
-LOST = (ErrorType.ENGINE_LOST, ErrorType.SANDBOX_LOST, ErrorType.STALE_EPOCH, ErrorType.DRAINING)
+LOST = (ErrorType.ENGINE_LOST, ErrorType.SANDBOX_LOST, ErrorType.STALE_EPOCH, ErrorType.DRAINING, "KeyError")
 
 
 @pytest.mark.parametrize("error", LOST)
@@ -290,6 +327,93 @@ async def test_a_workflow_that_was_lost_goes_on_at_the_step_that_was_not_complet
     handle = await running(house)
     await rested(house, 2)
     assert house.steps() == [("tools", 8), ("think", 9, "none")]
+    await end(handle)
+
+
+async def test_a_pause_stops_a_think_and_a_resume_begins_the_same_step_again(running):
+    house = House(rounds=0)
+    house.hold.clear()
+    house.commands = [({"hold": "paused"}, False), ({"hold": ""}, False)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await house.entered.wait()
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "pause"])
+    await logged(house, ("apply",))
+    assert house.log[-2:] == [("stopped", 2), ("apply",)]
+    house.hold.set()
+    await handle.execute_update(SessionWorkflow.command, args=["c2", "resume"])
+    await rested(house, 3)
+    assert house.steps() == [("input", 1, "m1"), ("think", 2, "none"), ("think", 2, "none")]
+    await end(handle)
+
+
+async def test_a_command_sent_twice_is_applied_once(running):
+    house = House(rounds=0)
+    handle = await running(house)
+    assert await handle.execute_update(SessionWorkflow.command, args=["c1", "resume"])
+    assert not await handle.execute_update(SessionWorkflow.command, args=["c1", "resume"])
+    await logged(house, ("apply",))
+    await end(handle)
+    assert house.log.count(("apply",)) == 1
+
+
+async def test_messages_wait_while_the_session_is_held_and_are_taken_afterwards(running):
+    house = House(rounds=0)
+    house.commands = [({"hold": "approval"}, False), ({"hold": ""}, False)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "pause"])
+    await logged(house, ("apply",))
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await handle.execute_update(SessionWorkflow.command, args=["c2", "answer"])
+    await rested(house, 2)
+    assert house.steps() == [("input", 1, "m1"), ("think", 2, "none")]
+    assert [entry[0] for entry in house.log].index("input") > house.log.index(("apply",))
+    await end(handle)
+
+
+async def test_a_message_may_interrupt_what_runs_and_is_taken_next(running):
+    house = House(rounds=0)
+    house.hold.clear()
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await house.entered.wait()
+    await handle.execute_update(SessionWorkflow.deliver, args=["m2", True])
+    await logged(house, ("interrupt", 2))
+    house.hold.set()
+    await rested(house, 4)
+    assert house.steps() == [("input", 1, "m1"), ("think", 2, "none"), ("input", 3, "m2"), ("think", 4, "none")]
+    await end(handle)
+
+
+async def test_a_rewound_session_is_placed_anew_so_that_whoever_held_it_is_fenced_off(running):
+    house = House(rounds=0)
+    house.commands = [({"step_no": 3, "kind": "input", "outcome": "input"}, True)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await rested(house, 2)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "rewind"])
+    await rested(house, 3)
+    assert house.steps()[-1] == ("think", 4, "none")
+    assert house.epoch == 2
+    await end(handle)
+
+
+async def test_what_waited_too_long_is_applied_when_its_time_is_over(running):
+    house = House(rounds=0)
+    house.commands = [({"hold": "approval", "hold_until": time.time() + 0.5}, False), ({"hold": ""}, False)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "pause"])
+    await logged(house, ("apply",), 2)
+    await end(handle)
+
+
+async def test_a_full_context_is_compacted_before_the_next_think(running):
+    house = House(rounds=0)
+    house.commands = [({"full": True, "kind": "input", "step_no": 1}, False)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "resume"])
+    await rested(house, 1)
+    assert [entry for entry in house.log if entry[0] in ("compact", "think")] == [("compact", 2), ("think", 3, "none")]
     await end(handle)
 
 
