@@ -51,7 +51,7 @@ class Progress:
     """Where the record stands: enough to decide what comes next, after any crash."""
 
     step_no: int = 0  # the last step that ended, 0 for none
-    kind: str = ""  # input, think, tool, compaction; or failed: it ended without a checkpoint, and the session rests
+    kind: str = ""  # input, think, tool; or failed: it ended without a checkpoint, and the session rests
     outcome: str = ""  # of a think: final, tools, incomplete; of whatever was stopped by its user: interrupted
     rounds: int = 0  # tool rounds since the last input
     tool_choice: str = "auto"  # of the last input: auto, none, required or a tool's name
@@ -59,6 +59,7 @@ class Progress:
     hold: str = ""  # nothing runs while it is set: paused, failed, or what the session waits for
     hold_until: float = 0.0  # seconds since the epoch at which the wait expires; 0: never
     full: bool = False  # the context must be compacted before the next think
+    compacted: bool = False  # it has just been
     corrections: int = 0  # thinks since the last input whose calls could not be read
     unread: int = 0  # accepted messages that no step has taken
 
@@ -94,6 +95,7 @@ class ThinkIn:
     epoch: int
     step_no: int
     tool_choice: str
+    corrections: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ def next_action(progress: Progress) -> Next:
     """What follows the last completed step. A truncated call is never executed: the session rests instead."""
     if progress.outcome == "interrupted":
         return Next.REST
-    if progress.kind in ("input", "tool", "compaction"):
-        return Next.COMPACT if progress.full else Next.THINK
+    if progress.kind in ("input", "tool"):
+        return Next.COMPACT if progress.full and not progress.compacted else Next.THINK
     if progress.kind == "think" and progress.outcome == "tools":
         return Next.TOOLS
     return Next.REST

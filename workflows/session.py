@@ -216,7 +216,10 @@ class SessionWorkflow:
             await self._take_input()
         elif action is Next.THINK:
             await self._step(
-                contract.THINK, lambda epoch, n: ThinkIn(session_id, epoch, n, tool_choice_now(self.state.progress))
+                contract.THINK,
+                lambda epoch, n: ThinkIn(
+                    session_id, epoch, n, tool_choice_now(self.state.progress), self.state.progress.corrections
+                ),
             )
         elif action is Next.COMPACT:
             await self._step(contract.COMPACT, lambda epoch, n: StepIn(session_id, epoch, n))

@@ -78,7 +78,9 @@ async def post_event(session_id: str, body: EventIn, request: Request, db: Db, t
     except ValueError as error:
         raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from error
     card = await checked_model(db, config.model)
-    ensure_it_fits(request, config, card, content=body.content, used=await views.token_count(db, session_id))
+    # What the session's policy can make room for is not counted.
+    used = await views.token_count(db, session_id) if config.context_policy == "fail" else 0
+    ensure_it_fits(request, config, card, content=body.content, used=used)
     message_id = await id_for(request, db, tenant, "msg")
     options = body.model_dump(include={"tool_choice", "max_tool_rounds"})
     on_busy = body.on_busy or config.on_busy

@@ -62,8 +62,8 @@ class Steps:
     @told_to_the_workflow
     async def take_input(self, what: InputIn) -> StepOut:
         async with heartbeats():
-            await inputs.take(self._services, what, execution())
-            return StepOut(await self._progress(what.session_id))
+            fits = await inputs.take(self._services, what, execution())
+            return StepOut(replace(await self._progress(what.session_id), full=not fits))
 
     @activity.defn(name=contract.THINK)
     @told_to_the_workflow
@@ -115,7 +115,7 @@ class Steps:
     async def _progress(self, session_id: str) -> Progress:
         s = self._services
         found, tokens, config = await s.db.run(lambda c: standing.standing(c, session_id))
-        return replace(found, full=compacting.is_full(s, config, tokens, found))
+        return replace(found, full=compacting.is_full(s.engine.card.context_length, config, tokens, found))
 
 
 def execution() -> str:

@@ -1,18 +1,201 @@
-"""A context that fills up: what gives way, by the session's policy."""
+"""A context that fills up: what gives way, by the session's `context_policy`.
+
+A compaction is a step: it replaces the transcript from some position on, ends in a checkpoint and can be rewound. What
+stands before that position keeps its KV, so the position is as late as the room that is needed allows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from engine import Done, Sampling, Tokens
+from engine.tokens import ToolResult
+from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
+from runtime.steps import checkpoints
 from runtime.steps.services import Services
+from runtime.store import sessions, standing, steps
+from runtime.store.values import Attempt, Event, Owner, Segment
 from workflows.contract import Progress, StepIn
+from workflows.policies import Next, next_action
+from workflows.states import Event as Move
+
+WARN_AT = 0.8
+GOAL = 0.5  # of the context, after a compaction
+DROPPED = "[this output was dropped to make room; call the tool again if it is needed]"
+ASK = (
+    "The conversation is becoming too long. Write down, in your own words and as briefly as possible, what a colleague"
+    " must know to go on with the task: what was asked, what was found out, what was done, what is left."
+)
+TOLD = "What happened so far, in brief:\n\n{}\n\nGo on from there."
+Branch = Sequence[tuple[int, str, list[int]]]  # step, kind, token ids
 
 
-def is_full(s: Services, config: Mapping[str, Any], tokens: int, at: Progress) -> bool:
-    return False
+@dataclass(frozen=True)
+class Compacted:
+    """The transcript from position `start` on. `dropped`: outputs that gave way; `sampled`: tokens that it cost."""
+
+    start: int
+    segments: tuple[Segment, ...]
+    dropped: int = 0
+    sampled: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.start + sum(len(segment.token_ids) for segment in self.segments)
+
+
+def reserve(limits_think_tokens: int, context: int) -> int:
+    """Room that a think should find: for what it may say, and a little more for a compaction's own question."""
+    return min(limits_think_tokens, context // 4) + context // 16
+
+
+def is_full(context: int, config: Mapping[str, Any], tokens: int, at: Progress) -> bool:
+    """Whether the next think needs room that is not there. Never twice in a row: a compaction does what it can."""
+    if config.get("context_policy", "fail") == "fail" or at.compacted:
+        return False
+    return next_action(at) is Next.THINK and tokens + reserve(config["limits"]["max_think_tokens"], context) > context
+
+
+def warning(context: int, before: int, after: int) -> list[Event]:
+    """Said once, by the step with which the transcript passed WARN_AT of its context."""
+    if before < WARN_AT * context <= after:
+        return [Event("context.warning", {"tokens": after, "context_length": context})]
+    return []
 
 
 async def compact(s: Services, what: StepIn, execution: str) -> None:
-    raise InvalidRequest("the context is full; start a new session", code="context_length_exceeded")
+    """Raises InvalidRequest (context_length_exceeded) where nothing is left that could give way."""
+    session = await sessions.get(s.db, what.session_id)
+    config = SessionConfig.model_validate(session.config)
+    owner = s.owner(what.session_id, what.epoch)
+    attempt = await steps.begin(s.db, owner, what.step_no, "compaction", Move.THINK, token=execution)
+    if attempt.done is not None or attempt.held:
+        return
+    before = await steps.branch(s.db, what.session_id, what.step_no)
+    size = sum(len(ids) for _, _, ids in before)
+    context = s.engine.card.context_length
+    at = await s.db.run(lambda c: standing.progress(c, what.session_id))
+    if config.context_policy == "summarise":
+        turn = _last_turn(before) if next_action(at) is not Next.REST else ()
+        compacted = await _summarised(s, owner, attempt, before, turn)
+    else:
+        compacted = dropped(before, int(GOAL * context), lambda calls: _emptied(s, calls), await _call_counts(s, what))
+    if compacted is None or compacted.tokens >= size:
+        raise InvalidRequest(
+            f"the context is full: {size} tokens of {context}, and nothing is left that the policy"
+            f" {config.context_policy} could drop; start a new session",
+            code="context_length_exceeded",
+        )
+    await _complete(s, owner, attempt, before, compacted, config.context_policy, at)
+
+
+async def _complete(
+    s: Services, owner: Owner, attempt: Attempt, before: Branch, compacted: Compacted, policy: str, at: Progress
+) -> None:
+    tokens = [token for _, _, ids in before for token in ids]
+    after = [*tokens[: compacted.start], *(t for segment in compacted.segments for t in segment.token_ids)]
+    about = {"policy": policy, "from": len(tokens), "to": len(after), "kept": compacted.start}
+    root = await checkpoints.workspace_root(s, owner.session_id)
+    await steps.complete(
+        s.db,
+        owner,
+        attempt,
+        segments=compacted.segments,
+        output={
+            "outcome": "compacted",
+            "dropped": compacted.dropped,
+            "sampled": compacted.sampled,
+            "after": {"kind": at.kind, "outcome": at.outcome},
+            **about,
+        },
+        checkpoint=await checkpoints.make(s, owner.session_id, after, root),
+        notes=[Event("context.compacted", about)],
+        token_start=compacted.start,
+        sampled=compacted.sampled,
+    )
+
+
+def dropped(
+    before: Branch, goal: int, emptied: Callable[[int], list[int]], calls: Mapping[int, int]
+) -> Compacted | None:
+    """Tool outputs give way until at most `goal` tokens are left: the latest ones that suffice, but never the last,
+    which the next think is about. None: there is none. `emptied(n)`: tokens that stand for n results."""
+    outputs = [i for i, (_, kind, _) in enumerate(before) if kind == "tool"][:-1]
+    size = sum(len(ids) for _, _, ids in before)
+    chosen: dict[int, list[int]] = {}
+    for i in reversed(outputs):
+        step_no, _, ids = before[i]
+        short = emptied(calls.get(step_no, 1))
+        if len(short) < len(ids):
+            chosen[i] = short
+            size -= len(ids) - len(short)
+        if size <= goal:
+            break
+    if not chosen:
+        return None
+    first = min(chosen)
+    start = sum(len(ids) for _, _, ids in before[:first])
+    rest = [Segment(kind, chosen.get(i, ids)) for i, (_, kind, ids) in enumerate(before) if i >= first]
+    return Compacted(start, tuple(rest), len(chosen))
+
+
+def _emptied(s: Services, calls: int) -> list[int]:
+    return s.chat.tool_results([ToolResult(f"call_{i}", "dropped", DROPPED) for i in range(max(1, calls))])
+
+
+async def _call_counts(s: Services, what: StepIn) -> dict[int, int]:
+    rows = await s.db.fetch(
+        "SELECT step_no, (output ->> 'calls')::int AS calls FROM steps"
+        " WHERE session_id = $1 AND kind = 'tool' AND state = 'completed'",
+        what.session_id,
+    )
+    return {row["step_no"]: row["calls"] or 1 for row in rows}
+
+
+async def _summarised(s: Services, owner: Owner, attempt: Attempt, before: Branch, turn: Branch) -> Compacted | None:
+    """The opening, what the model itself says of the rest, and the turn that goes on."""
+    context = s.engine.card.context_length
+    opening = len(before[0][2]) if before and before[0][1] == "scaffold" else 0
+    question = [*s.chat.user(ASK), *s.chat.assistant_open()]
+    length = min(512, context // 8)
+    room = context - length - len(question)
+    tokens = [token for _, _, ids in before for token in ids]
+    sampled = await _generate(s, owner, attempt, [*tokens[:room], *question], length)
+    summary = s.chat.parse_assistant(sampled).text.strip()
+    if not summary:
+        return None
+    told = s.chat.user(TOLD.format(summary))
+    kept = [Segment(kind, ids) for _, kind, ids in turn]
+    if opening + len(told) + sum(len(segment.token_ids) for segment in kept) > GOAL * context:
+        shorter = dropped(turn, int(GOAL * context) - opening - len(told), lambda n: _emptied(s, n), {})
+        whole = [token for _, _, ids in turn for token in ids]
+        kept = [Segment("message", whole[: shorter.start]), *shorter.segments] if shorter else kept
+    return Compacted(opening, (Segment("message", told), *kept), sampled=len(sampled))
+
+
+def _last_turn(before: Branch) -> Branch:
+    """From the last message of the user on, where something was said to it already; else nothing."""
+    inputs = [i for i, (_, kind, _) in enumerate(before) if kind == "message"]
+    return before[inputs[-1] :] if inputs else ()
+
+
+async def _generate(s: Services, owner: Owner, attempt: Attempt, prompt: list[int], length: int) -> list[int]:
+    client = await s.engine.client()
+    sampled: list[int] = []
+    async for event in client.generate(
+        request_id=f"{owner.session_id}/{attempt.step_no}/{attempt.attempt_no}",
+        session=owner.session_id,
+        epoch=owner.epoch,
+        token_ids=prompt,
+        max_tokens=length,
+        sampling=Sampling(0.0, 0, 1.0, attempt.session.seed),
+        salt=attempt.session.salt,
+    ):
+        if isinstance(event, Tokens):
+            sampled.extend(event.ids)
+        elif isinstance(event, Done):
+            break
+    return sampled

@@ -8,37 +8,42 @@ from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.specs import tool_specs
 from runtime.steps import checkpoints
+from runtime.steps.compacting import reserve, warning
 from runtime.steps.services import Services
-from runtime.store import sessions, steps
+from runtime.store import sessions, standing, steps
 from runtime.store.values import Segment
 from sandbox import snapshots
 from workflows.contract import InputIn
 from workflows.states import Event as Move
 
 
-async def take(s: Services, what: InputIn, execution: str) -> None:
+async def take(s: Services, what: InputIn, execution: str) -> bool:
     """Take the oldest message that waits; none is no step. `what.message_id` only said that there is one.
 
-    Raises InvalidRequest if the transcript would not fit into the model's context.
+    False: it does not fit, and the session's policy can make room first. Raises InvalidRequest if the transcript would
+    not fit into the model's context even so.
     """
     session = await sessions.get(s.db, what.session_id)
     config = SessionConfig.model_validate(session.config)
     message = await sessions.message_to_take(s.db, what.session_id, what.step_no)
     if message is None:
-        return
+        return True
     message_id, content, options = message
     owner = s.owner(what.session_id, what.epoch)
-    attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
-    if attempt.done is not None or attempt.held:
-        return
     before = await steps.transcript(s.db, what.session_id, what.step_no)
     segments = [] if before else [Segment("scaffold", s.chat.opening(config.system, tool_specs(config)))]
     segments.append(Segment("message", s.chat.user(content)))
     after = [*before, *(token for segment in segments for token in segment.token_ids)]
-    if len(after) >= s.engine.card.context_length:
+    context = s.engine.card.context_length
+    if await _may_make_room(s, config, what.session_id, len(after)):
+        return False
+    attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
+    if attempt.done is not None or attempt.held:
+        return True
+    if len(after) >= context:
         raise InvalidRequest(
-            f"the transcript would have {len(after)} tokens, the model's context holds"
-            f" {s.engine.card.context_length}; send less or start a new session",
+            f"the transcript would have {len(after)} tokens, the model's context holds {context}; send less or start a"
+            " new session",
             code="context_length_exceeded",
         )
     async with s.blob_lock:
@@ -57,4 +62,15 @@ async def take(s: Services, what: InputIn, execution: str) -> None:
                 "options": options,
             },
             checkpoint=await checkpoints.make(s, what.session_id, after, root),
+            notes=warning(context, len(before), len(after)),
         )
+    return True
+
+
+async def _may_make_room(s: Services, config: SessionConfig, session_id: str, tokens: int) -> bool:
+    """Whether a compaction should come first: the message and an answer to it do not fit, and none was just tried."""
+    context = s.engine.card.context_length
+    if config.context_policy == "fail" or tokens + reserve(config.limits.max_think_tokens, context) <= context:
+        return False
+    at = await s.db.run(lambda c: standing.progress(c, session_id))
+    return at.step_no > 0 and not at.compacted

@@ -11,11 +11,13 @@ from typing import Any
 
 from engine import Done, Preempted, Prefill, Resumed, Sampling, Tokens
 from engine import Event as EngineEvent
-from engine.tokens import Parsed, StreamDecoder, tool_grammar
+from engine.tokens import StreamDecoder, tool_grammar
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.specs import tool_specs
 from runtime.steps import checkpoints
+from runtime.steps.compacting import warning
+from runtime.steps.reading import Reading, read
 from runtime.steps.services import Services
 from runtime.store import budgets, events, fleet, sessions, steps
 from runtime.store.values import Attempt, Event, Owner, Segment
@@ -46,7 +48,13 @@ async def think(s: Services, what: ThinkIn, execution: str) -> None:
         raise
     if not _ended(s, sampled, config) and within is not None and await steps.hold_for_budget(s.db, owner, attempt):
         return  # it goes on after its last durable token, once there is more
-    await _complete(s, owner, attempt, before, sampled, finish, what.tool_choice)
+    reading = _read(s, config, sampled, what)
+    await _complete(s, owner, attempt, before, sampled, finish, reading)
+
+
+def _read(s: Services, config: SessionConfig, sampled: list[int], what: ThinkIn) -> Reading:
+    ended = bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids
+    return read(s.chat.parse_assistant(sampled), ended, config.tool_names, what.tool_choice, what.corrections)
 
 
 async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: str) -> bool:
@@ -58,7 +66,8 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
         return False
     before = await steps.transcript(s.db, what.session_id, what.step_no)
     finish = {"finish_reason": "interrupted", "resumed": True}
-    await _complete(s, owner, attempt, before, attempt.model_tokens, finish, "none", stopped=True)
+    reading = Reading("interrupted", s.chat.parse_assistant(attempt.model_tokens).text)
+    await _complete(s, owner, attempt, before, attempt.model_tokens, finish, reading)
     return True
 
 
@@ -197,8 +206,9 @@ async def _known_tokens(s: Services, session_id: str, prompt: int, sampled: int)
     if sampled:
         return prompt + sampled - 1
     row = await s.db.fetchrow(
-        "SELECT output -> 'kv_tokens' AS tokens FROM steps"
-        " WHERE session_id = $1 AND kind = 'think' AND state = 'completed' AND live ORDER BY step_no DESC LIMIT 1",
+        "SELECT CASE WHEN kind = 'think' THEN (output ->> 'kv_tokens')::int ELSE token_start END AS tokens FROM steps"
+        " WHERE session_id = $1 AND kind IN ('think', 'compaction') AND state = 'completed' AND live"
+        " ORDER BY step_no DESC LIMIT 1",
         session_id,
     )
     return min(int(row["tokens"]), prompt) if row else 0
@@ -211,23 +221,22 @@ async def _complete(
     before: list[int],
     sampled: list[int],
     finish: dict[str, Any],
-    tool_choice: str,
-    *,
-    stopped: bool = False,
+    reading: Reading,
 ) -> None:
-    parsed = s.chat.parse_assistant(sampled)
     closing = s.chat.assistant_close(ended=bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids)
-    outcome = "interrupted" if stopped else _outcome(parsed, tool_choice)
     after = [*before, *s.chat.assistant_open(), *sampled, *closing]
     state = await (await s.engine.client()).kv_state(owner.session_id)
     output = {
-        "outcome": outcome,
-        "text": parsed.text,
-        "calls": [{"name": c.name, "arguments": c.arguments} for c in parsed.calls] if outcome == "tools" else [],
+        "outcome": reading.outcome,
+        "text": reading.text,
+        "calls": list(reading.calls),
+        **({"complaint": reading.complaint} if reading.complaint else {}),
+        **({"repaired": True} if reading.repaired else {}),
         "sampled": len(sampled),
         "kv_tokens": state.tokens,
         **finish,
     }
+    told = "corrected" if reading.complaint else reading.outcome
     await steps.complete(
         s.db,
         owner,
@@ -238,15 +247,9 @@ async def _complete(
             s, owner.session_id, after, await checkpoints.workspace_root(s, owner.session_id), state.keys
         ),
         notes=[
-            Event("message.completed", {"text": parsed.text, "outcome": outcome}),
-            *([Event("session.interrupted")] if stopped else []),
+            Event("message.completed", {"text": reading.text, "outcome": told}),
+            *([Event("session.interrupted")] if reading.outcome == "interrupted" else []),
+            *warning(s.engine.card.context_length, len(before), len(after)),
         ],
-        to=None if outcome == "tools" else Move.REST,
+        to=None if reading.outcome == "tools" else Move.REST,
     )
-
-
-def _outcome(parsed: Parsed, tool_choice: str) -> str:
-    """final, tools, or incomplete: a call that was cut off is never executed."""
-    if not parsed.complete:
-        return "incomplete"
-    return "tools" if parsed.calls and tool_choice != "none" else "final"

@@ -16,6 +16,7 @@ from runtime.config import CommandTool, SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps import checkpoints
 from runtime.steps.boxes import open_box
+from runtime.steps.compacting import warning
 from runtime.steps.fitting import fitted
 from runtime.steps.gates import Held, approved, ask
 from runtime.steps.pause import Wait, kv_pause
@@ -46,9 +47,13 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> None:
     attempt = await steps.begin(s.db, owner, what.step_no, "tool", Move.RUN_TOOL, token=execution)
     if attempt.done is not None or attempt.held:
         return
-    calls = await calls_of(s, what, config)
+    calls, complaint = await calls_of(s, what, config)
     root = await checkpoints.workspace_root(s, what.session_id)
     before = await steps.transcript(s.db, what.session_id, what.step_no)
+    if complaint:
+        results = [ToolResult(f"call_{what.step_no}_0", "none", complaint)]
+        await complete_tools(s, owner, attempt, config, before, results, root, outcome="corrected")
+        return
     results = []
     with contextlib.suppress(Held):
         refused = await approved(s, owner, attempt, config, calls, before)
@@ -82,7 +87,10 @@ async def complete_tools(
         segments=[Segment("tool", tokens)],
         output={"outcome": outcome, "calls": len(results), "tokens": len(tokens)},
         checkpoint=await checkpoints.make(s, owner.session_id, [*before, *tokens], root),
-        notes=[Event("session.interrupted")] if outcome == "interrupted" else (),
+        notes=[
+            *warning(context, len(before), len(before) + len(tokens)),
+            *([Event("session.interrupted")] if outcome == "interrupted" else []),
+        ],
         to=Move.REST if outcome == "interrupted" else None,
     )
 
@@ -105,7 +113,8 @@ def _wait(config: SessionConfig, calls: Sequence[Call]) -> Wait:
     return Wait("+".join(dict.fromkeys(call.name for call in calls))[:200], sum(timeouts) or None)
 
 
-async def calls_of(s: Services, what: StepIn, config: SessionConfig) -> list[Call]:
+async def calls_of(s: Services, what: StepIn, config: SessionConfig) -> tuple[list[Call], str]:
+    """The calls of the last think, or what is to be said to it instead of their results."""
     row = await s.db.fetchrow(
         "SELECT output FROM steps WHERE session_id = $1 AND step_no < $2 AND live AND kind = 'think'"
         " AND state = 'completed' ORDER BY step_no DESC LIMIT 1",
@@ -113,10 +122,11 @@ async def calls_of(s: Services, what: StepIn, config: SessionConfig) -> list[Cal
         what.step_no,
     )
     assert row is not None, "a tool step follows its think"
-    return [
+    calls = [
         Call(i, call["name"], call["arguments"], _effect(s, config, call["name"]))
         for i, call in enumerate(row["output"]["calls"])
     ]
+    return calls, row["output"].get("complaint", "")
 
 
 def _effect(s: Services, config: SessionConfig, name: str) -> str:
@@ -239,7 +249,10 @@ async def interrupt_tools(s: Services, owner: Owner, config: SessionConfig, what
     root = await checkpoints.workspace_root(s, what.session_id)
     step = Step(s, owner, attempt, config, before)
     results = []
-    for call in await calls_of(s, what, config):
+    calls, complaint = await calls_of(s, what, config)
+    if complaint:
+        results.append(ToolResult(f"call_{what.step_no}_0", "none", complaint))
+    for call in calls:
         claim = await ledger.claim(s.db, owner, attempt, call, root)
         if claim.result is None:
             claim = await _interrupt_call(step, call, claim)

@@ -131,6 +131,9 @@ async def _apply_one(connection: asyncpg.Connection, session_id: str, row: async
         error = str(refusal)
         told = Event("command.refused", {"command_id": row["command_id"], "verb": row["verb"], "message": error})
         await events.append(connection, session_id, [told])
+    else:
+        applied = Event("command.applied", {"command_id": row["command_id"], "verb": row["verb"]})
+        await events.append(connection, session_id, [applied])
     await connection.execute(
         "UPDATE commands SET state = $2, error = $3, done_at = now() WHERE command_id = $1",
         row["command_id"],

@@ -63,17 +63,18 @@ def _progress(row: asyncpg.Record) -> Progress:
         hold_until=float(row["hold_until"] or 0.0) if hold else 0.0,
         corrections=row["corrections"],
         unread=row["unread"],
+        compacted=row["kind"] == "compaction" and row["state"] == "completed",
     )
 
 
 def _ended_as(row: asyncpg.Record) -> tuple[str, str]:
-    """Kind and outcome of the last step; of a decision, those of what it went back to."""
+    """Kind and outcome of the last step; of one that moves nothing on, those of the step that it came after."""
     if row["step_no"] is None:
         return "", ""
     output = row["output"] or {}
     if row["state"] != "completed":
         return "failed", ""
-    if row["kind"] == "decision":
+    if row["kind"] in ("decision", "compaction"):
         return output["after"]["kind"], output["after"]["outcome"]
     return row["kind"], output.get("outcome", "")
 

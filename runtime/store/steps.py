@@ -187,8 +187,15 @@ async def complete(
     checkpoint: Checkpoint,
     notes: Sequence[Event] = (),
     to: Move | None = None,
+    token_start: int | None = None,
+    sampled: int = 0,
 ) -> None:
-    """End a step: its last segments, its checkpoint and its events in one transaction. Repeated: a no-op."""
+    """End a step: its last segments, its checkpoint and its events in one transaction. Repeated: a no-op.
+
+    `token_start`: from where on a compaction replaces the transcript; `sampled`: tokens that the budget does not know
+    of yet.
+    """
+    start = attempt.token_start if token_start is None else token_start
 
     async def work(connection: asyncpg.Connection) -> None:
         session = await locked(connection, owner.session_id, owner.epoch)
@@ -201,15 +208,16 @@ async def complete(
             return
         await _add_segments(connection, owner.session_id, attempt.session.tenant_id, attempt.step_no, segments)
         await connection.execute(
-            "UPDATE steps SET state = 'completed', output = $3, token_count = $4, ended_at = now()"
+            "UPDATE steps SET state = 'completed', output = $3, token_start = $4, token_count = $5, ended_at = now()"
             " WHERE session_id = $1 AND step_no = $2",
             owner.session_id,
             attempt.step_no,
             output,
-            checkpoint.token_count - attempt.token_start,
+            start,
+            checkpoint.token_count - start,
         )
         await close_attempt(connection, attempt, "completed", None)
-        await budgets.spend(connection, session, steps=1)
+        await budgets.spend(connection, session, steps=1, tokens=sampled)
         if output.get("message_id"):
             await connection.execute(
                 "UPDATE messages SET state = 'consumed' WHERE message_id = $1", output["message_id"]

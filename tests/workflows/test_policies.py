@@ -16,7 +16,6 @@ from workflows.policies import Next, may_go_on, next_action, stops, tool_choice_
         ("failed", "", Next.REST),
         ("think", "interrupted", Next.REST),
         ("tool", "interrupted", Next.REST),
-        ("compaction", "compacted", Next.THINK),
     ],
 )
 def test_what_follows_is_decided_by_the_last_step_alone(kind, outcome, expected):

@@ -120,7 +120,7 @@ class House:
     @activity.defn(name="compact")
     async def compact(self, what: StepIn) -> StepOut:
         self.log.append(("compact", what.step_no))
-        self.progress = replace(self.progress, step_no=what.step_no, kind="compaction", outcome="", full=False)
+        self.progress = replace(self.progress, step_no=what.step_no, full=False, compacted=True)
         return StepOut(self.progress)
 
     @activity.defn(name="finish")

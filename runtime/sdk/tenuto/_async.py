@@ -182,10 +182,18 @@ class AsyncSession:
         """Follow the session's events from a position on until it ends. Reconnects by itself and misses nothing."""
         return self._client.stream(f"{self._path}/events/stream", after)
 
-    async def run(self, content: str, *, tool_choice: str = "auto", max_tool_rounds: int = 8) -> Turn:
+    async def run(
+        self,
+        content: str,
+        *,
+        tool_choice: str = "auto",
+        max_tool_rounds: int = 8,
+        on_busy: str | None = None,
+    ) -> Turn:
         """Send a message and wait until the session rests again. Raises SessionFailed."""
         after = await self.position()
-        turn = _wire.TurnReader(await self.send(content, tool_choice=tool_choice, max_tool_rounds=max_tool_rounds))
+        sent = await self.send(content, tool_choice=tool_choice, max_tool_rounds=max_tool_rounds, on_busy=on_busy)
+        turn = _wire.TurnReader(sent)
         async with contextlib.aclosing(self.stream(after)) as events:
             async for event in events:
                 turn.feed(event)
@@ -227,25 +235,30 @@ class AsyncSession:
         """Where the session's KV was last seen."""
         return await self._client.get(f"{self._path}/kv")
 
-    async def pause(self) -> SessionInfo:
-        """Stop spending: a think stops at its last durable token, a tool runs to its end."""
-        return await self._ask("pause")
+    async def pause(self, *, wait: bool = True) -> SessionInfo:
+        """Stop spending: a think stops at its last durable token, a tool runs to its end.
 
-    async def resume(self) -> SessionInfo:
+        As with all that is asked of a session: with `wait`, return once it is done.
+        """
+        return await self._command("pause", None, wait)
+
+    async def resume(self, *, wait: bool = True) -> SessionInfo:
         """Go on where the session was paused."""
-        return await self._ask("resume")
+        return await self._command("resume", None, wait)
 
-    async def retry(self) -> SessionInfo:
+    async def retry(self, *, wait: bool = True) -> SessionInfo:
         """Go on at the step that failed."""
-        return await self._ask("retry")
+        return await self._command("retry", None, wait)
 
-    async def interrupt(self) -> SessionInfo:
+    async def interrupt(self, *, wait: bool = True) -> SessionInfo:
         """End the turn: what was sampled stays, calls that run are stopped, and the session rests."""
-        return await self._ask("interrupt")
+        return await self._command("interrupt", None, wait)
 
-    async def rewind(self, step: int, *, seed: int | None = None, resume: bool = False) -> SessionInfo:
+    async def rewind(
+        self, step: int, *, seed: int | None = None, resume: bool = False, wait: bool = True
+    ) -> SessionInfo:
         """Go back to the checkpoint of a step. With a `seed`, what is sampled from there on differs."""
-        return await self._ask("rewind", _wire.branch_body(step, seed, resume))
+        return await self._command("rewind", _wire.branch_body(step, seed, resume), wait)
 
     async def fork(
         self,
@@ -283,6 +296,18 @@ class AsyncSession:
     async def cancel(self, *, wait: bool = True) -> SessionInfo:
         """Stop the session and free what it holds; with `wait`, return once that is true."""
         return await self._ended(await self._ask("cancel"), wait)
+
+    async def _command(self, verb: str, body: Mapping[str, Any] | None, wait: bool) -> SessionInfo:
+        before = await self.position()
+        made = await self._client.post(f"{self._path}/{verb}", body)
+        if not wait:
+            return SessionInfo.model_validate(made)
+        async with contextlib.aclosing(self.stream(before)) as events:
+            async for event in events:
+                if event.data.get("command_id") == made["command"]:
+                    _wire.ensure_applied(event)
+                    break
+        return await self.info()
 
     async def _ask(self, verb: str, body: Mapping[str, Any] | None = None) -> SessionInfo:
         return SessionInfo.model_validate(await self._client.post(f"{self._path}/{verb}", body))

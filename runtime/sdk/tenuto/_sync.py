@@ -176,10 +176,18 @@ class Session:
         """Follow the session's events from a position on until it ends. Reconnects by itself and misses nothing."""
         return self._client.stream(f"{self._path}/events/stream", after)
 
-    def run(self, content: str, *, tool_choice: str = "auto", max_tool_rounds: int = 8) -> Turn:
+    def run(
+        self,
+        content: str,
+        *,
+        tool_choice: str = "auto",
+        max_tool_rounds: int = 8,
+        on_busy: str | None = None,
+    ) -> Turn:
         """Send a message and wait until the session rests again. Raises SessionFailed."""
         after = self.position()
-        turn = _wire.TurnReader(self.send(content, tool_choice=tool_choice, max_tool_rounds=max_tool_rounds))
+        sent = self.send(content, tool_choice=tool_choice, max_tool_rounds=max_tool_rounds, on_busy=on_busy)
+        turn = _wire.TurnReader(sent)
         with contextlib.closing(self.stream(after)) as events:
             for event in events:
                 turn.feed(event)
@@ -221,25 +229,28 @@ class Session:
         """Where the session's KV was last seen."""
         return self._client.get(f"{self._path}/kv")
 
-    def pause(self) -> SessionInfo:
-        """Stop spending: a think stops at its last durable token, a tool runs to its end."""
-        return self._ask("pause")
+    def pause(self, *, wait: bool = True) -> SessionInfo:
+        """Stop spending: a think stops at its last durable token, a tool runs to its end.
 
-    def resume(self) -> SessionInfo:
+        As with all that is asked of a session: with `wait`, return once it is done.
+        """
+        return self._command("pause", None, wait)
+
+    def resume(self, *, wait: bool = True) -> SessionInfo:
         """Go on where the session was paused."""
-        return self._ask("resume")
+        return self._command("resume", None, wait)
 
-    def retry(self) -> SessionInfo:
+    def retry(self, *, wait: bool = True) -> SessionInfo:
         """Go on at the step that failed."""
-        return self._ask("retry")
+        return self._command("retry", None, wait)
 
-    def interrupt(self) -> SessionInfo:
+    def interrupt(self, *, wait: bool = True) -> SessionInfo:
         """End the turn: what was sampled stays, calls that run are stopped, and the session rests."""
-        return self._ask("interrupt")
+        return self._command("interrupt", None, wait)
 
-    def rewind(self, step: int, *, seed: int | None = None, resume: bool = False) -> SessionInfo:
+    def rewind(self, step: int, *, seed: int | None = None, resume: bool = False, wait: bool = True) -> SessionInfo:
         """Go back to the checkpoint of a step. With a `seed`, what is sampled from there on differs."""
-        return self._ask("rewind", _wire.branch_body(step, seed, resume))
+        return self._command("rewind", _wire.branch_body(step, seed, resume), wait)
 
     def fork(
         self,
@@ -277,6 +288,18 @@ class Session:
     def cancel(self, *, wait: bool = True) -> SessionInfo:
         """Stop the session and free what it holds; with `wait`, return once that is true."""
         return self._ended(self._ask("cancel"), wait)
+
+    def _command(self, verb: str, body: Mapping[str, Any] | None, wait: bool) -> SessionInfo:
+        before = self.position()
+        made = self._client.post(f"{self._path}/{verb}", body)
+        if not wait:
+            return SessionInfo.model_validate(made)
+        with contextlib.closing(self.stream(before)) as events:
+            for event in events:
+                if event.data.get("command_id") == made["command"]:
+                    _wire.ensure_applied(event)
+                    break
+        return self.info()
 
     def _ask(self, verb: str, body: Mapping[str, Any] | None = None) -> SessionInfo:
         return SessionInfo.model_validate(self._client.post(f"{self._path}/{verb}", body))

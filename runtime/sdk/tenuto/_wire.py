@@ -146,6 +146,12 @@ def branch_body(step: int | None, seed: int | None, resume: bool) -> dict[str, A
     return {name: value for name, value in given.items() if value is not None}
 
 
+def ensure_applied(event: Event) -> None:
+    """Raises TenutoError where a command was refused when its turn came."""
+    if event.type == "command.refused":
+        raise TenutoError(str(event.data.get("message", "the command was refused")))
+
+
 class FrameReader:
     """Bytes of a stream in, events out, however the bytes are cut.
 

@@ -1,0 +1,58 @@
+"""Which outputs give way, and where the transcript is cut."""
+
+import pytest
+
+from runtime.steps.compacting import dropped, is_full, reserve, warning
+from workflows.contract import Progress
+
+CONFIG = {"context_policy": "drop_tool_output", "limits": {"max_think_tokens": 100}}
+
+
+def branch(*sizes: tuple[str, int]):
+    return [(no, kind, list(range(no * 1000, no * 1000 + size))) for no, (kind, size) in enumerate(sizes, 1)]
+
+
+TALK = branch(("message", 10), ("tool", 100), ("model", 10), ("tool", 100), ("model", 10), ("tool", 100), ("model", 5))
+
+
+def short(calls: int) -> list[int]:
+    return [-1] * calls
+
+
+def tokens(compacted, before):
+    whole = [t for _, _, ids in before for t in ids]
+    return [*whole[: compacted.start], *(t for s in compacted.segments for t in s.token_ids)]
+
+
+@pytest.mark.parametrize(("goal", "start", "count", "left"), [(250, 120, 1, 236), (140, 10, 2, 137), (1, 10, 2, 137)])
+def test_the_latest_outputs_that_suffice_give_way_and_never_the_last(goal, start, count, left):
+    compacted = dropped(TALK, goal, short, {})
+    assert (compacted.start, compacted.dropped, compacted.tokens) == (start, count, left)
+    after = tokens(compacted, TALK)
+    assert len(after) == left
+    assert after[:start] == [t for _, _, ids in TALK for t in ids][:start]
+    assert after[-105:] == [*TALK[5][2], *TALK[6][2]]
+
+
+def test_outputs_of_several_calls_are_stood_for_one_by_one():
+    compacted = dropped(TALK, 250, short, {4: 3})
+    assert compacted.segments[0].token_ids == [-1] * 3
+
+
+def test_without_an_output_that_would_become_shorter_there_is_nothing_to_drop():
+    assert dropped(branch(("message", 500), ("tool", 100)), 10, short, {}) is None
+    assert dropped(branch(("tool", 1), ("model", 9), ("tool", 100)), 5, short, {}) is None
+
+
+def test_a_context_is_full_when_the_next_think_would_not_find_its_room():
+    at = Progress(kind="tool")
+    limit = 1000 - reserve(100, 1000)
+    assert not is_full(1000, CONFIG, limit, at)
+    assert is_full(1000, CONFIG, limit + 1, at)
+    assert not is_full(1000, {**CONFIG, "context_policy": "fail"}, 999, at)
+    assert not is_full(1000, CONFIG, 999, Progress(kind="tool", compacted=True)), "never twice in a row"
+    assert not is_full(1000, CONFIG, 999, Progress(kind="think", outcome="final")), "a session at rest needs no room"
+
+
+def test_the_warning_comes_once_with_the_step_that_passes_the_mark():
+    assert [len(warning(1000, a, b)) for a, b in ((0, 799), (799, 800), (800, 900), (300, 850))] == [0, 1, 0, 1]
