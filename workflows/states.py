@@ -74,10 +74,23 @@ def moves() -> set[tuple[State, State]]:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram: one arrow from each state to another, with the events that lead there."""
-    lines = ["stateDiagram-v2", "    [*] --> created"]
+    """The table as a Mermaid state diagram. What every open session can do, be cancelled, is drawn once."""
+    open_states = [state for state, row in _TABLE.items() if E.CANCEL in row]
+    inside, outside = [], []
     for state, row in _TABLE.items():
-        for target in dict.fromkeys(row.values()):
+        for target in dict.fromkeys(target for event, target in row.items() if event is not E.CANCEL):
             events = ", ".join(event for event, to in row.items() if to is target)
-            lines.append(f"    {state} --> {target}: {events}")
-    return "\n".join([*lines, *(f"    {state} --> [*]" for state in sorted(TERMINAL))])
+            within = state in open_states and target in open_states
+            (inside if within else outside).append(f"{state} --> {target}: {events}")
+    return "\n".join(
+        [
+            "stateDiagram-v2",
+            "    [*] --> created",
+            "    state open {",
+            *(f"        {line}" for line in inside),
+            "    }",
+            "    open --> cancelling: cancel",
+            *(f"    {line}" for line in outside),
+            *(f"    {state} --> [*]" for state in sorted(TERMINAL)),
+        ]
+    )
