@@ -76,7 +76,8 @@ def moves() -> set[tuple[State, State]]:
 def diagram() -> str:
     """The table as a Mermaid state diagram. What every open session can do, be cancelled, is drawn once."""
     open_states = [state for state, row in _TABLE.items() if E.CANCEL in row]
-    inside, outside = [], []
+    inside: list[str] = []
+    outside: list[str] = []
     for state, row in _TABLE.items():
         for target in dict.fromkeys(target for event, target in row.items() if event is not E.CANCEL):
             events = ", ".join(event for event, to in row.items() if to is target)
