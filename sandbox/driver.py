@@ -106,9 +106,9 @@ class Sandbox:
         """
         return await said(self._channel, key, offset)
 
-    async def lookup(self, key: str) -> Result | Running | None:
-        """What the journal knows of a key; None if it never started here."""
-        header, body = await self._channel.request("lookup", key=key)
+    async def lookup(self, key: str, *, output: bool = True) -> Result | Running | None:
+        """What the journal knows of a key, with or without its output; None if it never started here."""
+        header, body = await self._channel.request("lookup", key=key, output=output)
         if header["state"] == "finished":
             return Result(**header["result"], output=body)
         if header["state"] == "running":

@@ -6,8 +6,8 @@ import asyncio
 
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
-from runtime.specs import tool_specs
 from runtime.steps import checkpoints
+from runtime.steps.listing import catalog, ensure_listed
 from runtime.steps.services import Services
 from runtime.store import sessions, steps
 from runtime.store.values import Segment
@@ -32,7 +32,11 @@ async def take(s: Services, what: InputIn, execution: str) -> None:
     if attempt.done is not None or attempt.held:
         return
     before = await steps.transcript(s.db, what.session_id, what.step_no)
-    segments = [] if before else [Segment("scaffold", s.chat.opening(config.system, tool_specs(config)))]
+    segments = []
+    if not before:
+        await ensure_listed(s, owner, attempt, config)
+        tools, _ = await catalog(s, what.session_id, config)
+        segments.append(Segment("scaffold", s.chat.opening(config.system, tools.specs)))
     segments.append(Segment("message", s.chat.user(content)))
     after = [*before, *(token for segment in segments for token in segment.token_ids)]
     if len(after) >= s.engine.card.context_length:

@@ -14,8 +14,8 @@ from engine import Event as EngineEvent
 from engine.tokens import Parsed, StreamDecoder, tool_grammar
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
-from runtime.specs import tool_specs
 from runtime.steps import checkpoints
+from runtime.steps.listing import catalog
 from runtime.steps.services import Services
 from runtime.store import budgets, events, fleet, sessions, steps
 from runtime.store.values import Attempt, Event, Owner, Segment
@@ -86,6 +86,7 @@ async def _generate(
             f"the context is full: {len(prompt)} tokens of {s.engine.card.context_length}; start a new session",
             code="context_length_exceeded",
         )
+    tools, _ = await catalog(s, owner.session_id, config)
     client = await s.engine.client()
     sampling = config.sampling
     generation = client.generate(
@@ -95,7 +96,7 @@ async def _generate(
         token_ids=[*prompt, *sampled],
         max_tokens=min(config.limits.max_think_tokens - len(sampled), room, room if within is None else int(within)),
         sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, attempt.session.seed),
-        grammar=tool_grammar(tool_specs(config), tool_choice),
+        grammar=tool_grammar(tools.specs, tool_choice),
         replay=len(sampled),
         salt=attempt.session.salt,
         known_tokens=await _known_tokens(s, owner.session_id, len(prompt), len(sampled)),

@@ -179,7 +179,7 @@ class Runs(FileOperations):
         call = self.calls.get(header["key"])
         if call is None:
             return {"state": "unknown"}, b""
-        output = call.output()
+        output = call.output() if header.get("output", True) else b""
         if call.result is None:
             return {"state": "running", "elapsed_s": time.monotonic() - call.started, "argv": call.argv}, output
         return {"state": "finished", "result": call.result}, output
