@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from runtime.text import fault
+from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool
 from sandbox import TOOLS
 
-Name = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
-
-
-Effect = Literal["pure", "sandboxed", "idempotent", "unsafe"]
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+MAX_SERVERS = 8
 
 
 class Body(Frozen):
@@ -28,35 +22,6 @@ class Body(Frozen):
         if found := fault(value):
             raise ValueError(found)
         return value
-
-
-class CommandTool(Frozen):
-    """A tool that its author brings: a command in the sandbox, given the arguments as JSON on standard input.
-
-    `effect` says what a crash in the middle may mean: `pure` and `sandboxed` calls are run again from the snapshot
-    before them, `idempotent` ones are run again with the same TENUTO_CALL_KEY, `unsafe` ones never are.
-    """
-
-    name: str = Name
-    description: str = Field(min_length=1, max_length=2000)
-    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    command: list[str] = Field(min_length=1, max_length=64)
-    effect: Effect | None = None  # None: sandboxed, or unsafe where a writable volume leads out of the sandbox
-    timeout_s: float = Field(default=60.0, gt=0, le=3600)
-
-    @field_validator("parameters")
-    @classmethod
-    def _an_object(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if value.get("type") != "object":
-            raise ValueError('must be a JSON schema with "type": "object"')
-        return value
-
-
-Tool = Annotated[
-    Annotated[str, Tag("builtin")] | Annotated[CommandTool, Tag("command")],
-    # Told apart first, so that a fault in a command is reported as that, not as "not a string".
-    Discriminator(lambda value: "builtin" if isinstance(value, str) else "command"),
-]
 
 
 class Limits(Frozen):
@@ -105,7 +70,7 @@ OnBusy = Literal["reject", "enqueue", "interrupt"]
 class SessionConfig(Frozen):
     model: str = Field(min_length=1, max_length=200)
     system: str | None = Field(default=None, max_length=200_000)
-    tools: list[Tool] = Field(default_factory=list, max_length=64)
+    tools: list[Declared] = Field(default_factory=list, max_length=64)
     files: dict[str, str] = Field(default_factory=dict)
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
@@ -117,31 +82,51 @@ class SessionConfig(Frozen):
 
     @field_validator("tools")
     @classmethod
-    def _known_and_distinct(cls, value: list[str | CommandTool]) -> list[str | CommandTool]:
+    def _known_and_distinct(cls, value: list[str | AnyTool]) -> list[str | AnyTool]:
         names = [tool if isinstance(tool, str) else tool.name for tool in value]
         for tool in value:
             if isinstance(tool, str) and tool not in TOOLS:
                 raise ValueError(f"{tool!r} is no built-in tool; there are {', '.join(TOOLS)}, or give a command")
         for tool in value:
-            if isinstance(tool, CommandTool) and tool.name in TOOLS:
+            if not isinstance(tool, str) and tool.name in TOOLS:
                 raise ValueError(f"{tool.name!r} is the name of a built-in tool; give yours another")
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"tool names must differ; {', '.join(sorted(twice))} stands twice")
+        servers = [tool.name for tool in value if isinstance(tool, McpTool)]
+        if taken := [name for name in names if name.partition("__")[0] in servers and "__" in name]:
+            raise ValueError(f"{taken[0]!r} could be the name of a tool of the server {taken[0].partition('__')[0]!r}")
+        if len(servers) > MAX_SERVERS:
+            raise ValueError(f"a session has at most {MAX_SERVERS} MCP servers")
         return value
 
     @model_validator(mode="after")
     def _approvals_name_tools(self) -> Self:
-        if unknown := sorted(set(self.approvals) - {"*", *self.tool_names}):
+        named = {name for name in self.approvals if not any(name.startswith(one.full_name("")) for one in self.servers)}
+        if unknown := sorted(named - {"*", *self.tool_names}):
             raise ValueError(f"approvals: {unknown[0]!r} is no tool of this session; use a tool's name, or *")
         return self
 
     def approval_of(self, tool: str) -> Approval | None:
         """What a call of this tool needs first; None: nothing."""
-        return self.approvals.get(tool) or self.approvals.get("*")
+        of_server = next((one.full_name("*") for one in self.servers if tool.startswith(one.full_name(""))), tool)
+        return self.approvals.get(tool) or self.approvals.get(of_server) or self.approvals.get("*")
+
+    @property
+    def declared(self) -> list[AnyTool]:
+        """The tools that are not built in."""
+        return [tool for tool in self.tools if not isinstance(tool, str)]
+
+    @property
+    def servers(self) -> list[McpTool]:
+        return [tool for tool in self.declared if isinstance(tool, McpTool)]
 
     @property
     def tool_names(self) -> list[str]:
-        return [tool if isinstance(tool, str) else tool.name for tool in self.tools]
+        """As they can be called; what a server offers is known later, and stands here as `name__*`."""
+        return [
+            tool if isinstance(tool, str) else tool.full_name("*") if isinstance(tool, McpTool) else tool.name
+            for tool in self.tools
+        ]
 
 
 class MessageIn(Body):
@@ -158,7 +143,8 @@ class MessageIn(Body):
             return
         if not config.tools:
             raise ValueError(f"tool_choice is {self.tool_choice!r}, but the session has no tools")
-        if self.tool_choice != "required" and self.tool_choice not in config.tool_names:
+        of_a_server = any(self.tool_choice.startswith(server.full_name("")) for server in config.servers)
+        if self.tool_choice != "required" and self.tool_choice not in config.tool_names and not of_a_server:
             raise ValueError(
                 f"tool_choice is {self.tool_choice!r}; use auto, none, required or one of"
                 f" {', '.join(config.tool_names)}"

@@ -23,6 +23,7 @@ from runtime.settings import Settings
 from runtime.steps import Services, Steps
 from runtime.steps.collecting import collect_all
 from runtime.store import Database, fleet
+from runtime.tools.egress import Egress
 from sandbox import BlobStore, Description, Driver, choose_driver
 from workflows.contract import NODES_QUEUE, node_queue
 
@@ -54,6 +55,7 @@ async def serve(settings: Settings) -> None:
             driver=driver,
             blobs=BlobStore(settings.blobs_dir),
             volumes=settings.sandbox_volumes,
+            egress=Egress(settings.egress_allow),
         )
         await reap(db, driver, settings.node_id)
         await collect_all(services)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import StartupError, TenutoError
+from runtime.tools.allow import Entry, parse_allow
 from sandbox import SandboxUsageError, Volume
 
 GIB: Final = 2**30
@@ -82,6 +83,7 @@ class Settings:
     shared_kv_bytes: int = 16 * GIB
     sandbox: str | None = None
     sandbox_volumes: tuple[Volume, ...] = ()
+    egress_allow: tuple[Entry, ...] = ()
     node_id: str = "node-1"
     log_level: str = "info"
 
@@ -224,8 +226,14 @@ class Key:
         if value is None:
             return ""
         if isinstance(value, tuple):
-            return ",".join(f"{one.source}:{one.target}{':ro' if one.read_only else ''}" for one in value)
+            return ",".join(_shown(one) for one in value)
         return str(value)
+
+
+def _shown(one: Volume | Entry) -> str:
+    if isinstance(one, Volume):
+        return f"{one.source}:{one.target}{':ro' if one.read_only else ''}"
+    return str(one)
 
 
 def _path(text: str) -> Path:
@@ -329,6 +337,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_SHARED_KV_BYTES": Key("shared_kv_bytes", parse_size),
     "TENUTO_SANDBOX": Key("sandbox", _sandbox),
     "TENUTO_SANDBOX_VOLUMES": Key("sandbox_volumes", _volumes),
+    "TENUTO_EGRESS_ALLOW": Key("egress_allow", parse_allow),
     "TENUTO_NODE_ID": Key("node_id", _matching(r"[a-z0-9][a-z0-9-]{0,31}", "up to 32 of a-z, 0-9 and -")),
     "TENUTO_LOG_LEVEL": Key("log_level", _one_of("debug", "info", "warning", "error")),
 }

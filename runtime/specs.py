@@ -1,17 +1,12 @@
-"""The session's tools as the model is told of them."""
+"""The session's tools as the model is told of them, as far as its configuration alone says what they are."""
 
 from __future__ import annotations
 
 from engine.tokens import ToolSpec
-from runtime.config import CommandTool, SessionConfig
-from sandbox import TOOLS
+from runtime.config import SessionConfig
+from runtime.tools.catalog import Catalog
 
 
 def tool_specs(config: SessionConfig) -> list[ToolSpec]:
-    def spec(tool: str | CommandTool) -> ToolSpec:
-        if isinstance(tool, CommandTool):
-            return ToolSpec(tool.name, tool.description, tool.parameters)
-        builtin = TOOLS[tool]
-        return ToolSpec(builtin.name, builtin.description, builtin.parameters)
-
-    return [spec(tool) for tool in config.tools]
+    """Without what MCP servers offer: they are asked when the session first thinks."""
+    return Catalog(config).specs

@@ -37,7 +37,7 @@ from .errors import (
     StaleEpoch,
 )
 from .fake import FakeDriver
-from .spec import Chunk, Description, Entry, Handle, Limits, Result, Running, SandboxSpec, Volume
+from .spec import Chunk, Description, Entry, Handle, Limits, Result, Running, Said, SandboxSpec, Volume
 from .tools import TOOLS, BuiltinTool, tool_argv
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "OperationFailed",
     "Result",
     "Running",
+    "Said",
     "Sandbox",
     "SandboxBusy",
     "SandboxError",

@@ -21,7 +21,7 @@ from .errors import (
     StaleEpoch,
 )
 from .link import Frame, Link
-from .spec import Chunk, Handle, Result
+from .spec import Chunk, Handle, Result, Said
 
 REPLY_S = 60.0
 GRACE_S = 15.0
@@ -72,15 +72,15 @@ class Channel:
                 self.link = await Link.open(Path(self.handle.socket), self.handle.token, listener)
             return self.link
 
-    async def request(self, op: str, body: bytes = b"", **fields: Any) -> Frame:
+    async def request(self, op: str, body: bytes = b"", *, reply_s: float | None = REPLY_S, **fields: Any) -> Frame:
         """One request, one reply. Raises what the agent refused with, or SandboxLost."""
         link = await self.connected()
         number, queue = link.ask({"op": op, "epoch": self.epoch, **fields}, body)
         try:
-            async with asyncio.timeout(REPLY_S):
+            async with asyncio.timeout(reply_s):
                 frame = await queue.get()
         except TimeoutError:
-            raise SandboxLost(f"the agent did not answer {op!r} within {REPLY_S:.0f} s") from None
+            raise SandboxLost(f"the agent did not answer {op!r} within {reply_s:.0f} s") from None
         finally:
             link.forget(number)
         if frame is None:
@@ -155,7 +155,8 @@ class Call:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
-            async with asyncio.timeout(float(self._request["timeout_s"]) + GRACE_S):
+            timeout_s = self._request["timeout_s"]
+            async with asyncio.timeout(None if timeout_s is None else float(timeout_s) + GRACE_S):
                 for _ in range(3):
                     result = await self._follow_once()
                     if result is not None:
@@ -183,8 +184,27 @@ class Call:
             link.forget(number)
 
 
+async def said(channel: Channel, key: str, offset: int | None) -> Said:
+    """See `Sandbox.read`. Asking again costs nothing, so a connection that breaks does not end it."""
+    for _ in range(2):
+        with suppress(SandboxLost):
+            return _said(*await channel.request("output", reply_s=None, key=key, offset=offset))
+    return _said(*await channel.request("output", reply_s=None, key=key, offset=offset))
+
+
+def _said(header: Mapping[str, Any], body: bytes) -> Said:
+    result = header["result"]
+    return Said(header["offset"], header["end"], body, None if result is None else Result(**result))
+
+
 def start_request(
-    key: str, argv: Sequence[str], epoch: int, env: Mapping[str, str], cwd: str, timeout_s: float, output_bytes: int
+    key: str,
+    argv: Sequence[str],
+    epoch: int,
+    env: Mapping[str, str],
+    cwd: str,
+    timeout_s: float | None,
+    output_bytes: int,
 ) -> dict[str, Any]:
     if not argv or not all(isinstance(word, str) for word in argv) or any("\0" in word for word in argv):
         raise SandboxUsageError("argv must be a list of one or more strings without NUL")

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from . import workspace
 from .blobs import BlobStore
-from .client import NO_ENVIRONMENT, Call, Channel, start_request
+from .client import NO_ENVIRONMENT, Call, Channel, said, start_request
 from .errors import SandboxUsageError
-from .spec import Description, Entry, Handle, Result, Running, SandboxSpec
+from .spec import Description, Entry, Handle, Result, Running, Said, SandboxSpec
 
 MAX_STDIN = 16 << 20
 # Named here because `Sandbox.list` hides the built-in inside its class.
@@ -52,11 +52,16 @@ class Sandbox:
         cwd: str = "/work",
         timeout_s: float | None = None,
         output_bytes: int | None = None,
+        stdin_open: bool = False,
     ) -> Call:
         """Starts a call, or finds the one that has this key: running (followed from its first byte) or finished.
 
         A key never runs twice in a sandbox. Raises KeyConflict where the key was used for another command, StaleEpoch,
         and SandboxBusy at the process limit. A sandbox that is gone gives a call whose result is "lost".
+
+        With `stdin_open` the call is talked with: `write` and `read` it by its key, from any connection, until it ends
+        or the sandbox is released. It has no deadline unless one is given, the last `output_bytes` of its output are
+        kept, and the call returned here tells its end only.
         """
         if len(stdin) > MAX_STDIN:
             raise SandboxUsageError(f"stdin is {len(stdin)} bytes; at most {MAX_STDIN} fit: put it in a file")
@@ -67,16 +72,43 @@ class Sandbox:
             self.epoch if epoch is None else epoch,
             env,
             cwd,
-            limits.call_timeout_s if timeout_s is None else timeout_s,
+            limits.call_timeout_s if timeout_s is None and not stdin_open else timeout_s,
             limits.output_bytes if output_bytes is None else output_bytes,
         )
+        if stdin_open:
+            request["stdin_open"] = True
         call = Call(self._channel, key, request, stdin)
         await call.begun()
         return call
 
-    async def lookup(self, key: str) -> Result | Running | None:
-        """What the journal knows of a key; None if it never started here."""
-        header, body = await self._channel.request("lookup", key=key)
+    async def write(self, key: str, data: bytes, *, once: str | None = None) -> bool:
+        """Adds to the input of a call with an open one; True when the agent has taken all of it.
+
+        A write named by `once` is taken once in the life of the call, whoever repeats it: then False. Raises
+        OperationFailed where the input is closed, SandboxBusy where the call does not read what it has.
+        """
+        header, _ = await self._channel.request("write", data, key=key, once=once)
+        return bool(header["written"])
+
+    async def wrote(self, key: str, once: str) -> bool:
+        """Whether a write of this name was taken."""
+        header, _ = await self._channel.request("wrote", key=key, once=once)
+        return bool(header["wrote"])
+
+    async def close_stdin(self, key: str) -> None:
+        """The call sees the end of its input once it has read what was written. Repeated: no error."""
+        await self._channel.request("close", key=key)
+
+    async def read(self, key: str, offset: int | None) -> Said:
+        """What a call with an open input said from a byte on: waits until there is something, or the call's end.
+
+        Without an offset it waits for nothing, and tells where the end is now.
+        """
+        return await said(self._channel, key, offset)
+
+    async def lookup(self, key: str, *, output: bool = True) -> Result | Running | None:
+        """What the journal knows of a key, with or without its output; None if it never started here."""
+        header, body = await self._channel.request("lookup", key=key, output=output)
         if header["state"] == "finished":
             return Result(**header["result"], output=body)
         if header["state"] == "running":

@@ -34,6 +34,8 @@ PROGRAM_NAMES = """
     shuf sleep sort split stat tac tail tar tee test timeout touch tr tree true truncate uname uniq unzip wc which
     whoami xargs xxd xz yes zip
 """
+# What a wheel takes for granted, for libraries that a volume brings; glibc itself opens the first at a thread's end.
+WHEELS = "libgcc_s.so.1 libstdc++.so.6 libm.so.6 libdl.so.2 librt.so.1 libpthread.so.0 libutil.so.1 libresolv.so.2"
 PROGRAMS = re.findall(r"\S+", PROGRAM_NAMES)
 TEXTS = {
     "etc/passwd": "root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:/work:/bin/bash\n",
@@ -137,7 +139,11 @@ def _closure(python: str) -> dict[str, str]:
     binaries = [python, *(os.path.realpath(path) for path in programs)]
     shared = [path for path in library if path.endswith(".so") or ".so." in path]
     sources = {_inside(path): os.path.realpath(path) for path in [python, *programs, *library]}
-    sources.update({_inside(path): os.path.realpath(path) for path in _libraries([*binaries, *shared])})
+    libraries = _libraries([*binaries, *shared])
+    systems = {os.path.dirname(path) for path in libraries if "/libc.so" in path}
+    beside = {os.path.join(folder, name) for folder in systems for name in WHEELS.split()}
+    libraries |= {path for path in beside if os.path.exists(path)}
+    sources.update({_inside(path): os.path.realpath(path) for path in libraries})
     return sources
 
 

@@ -162,6 +162,20 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Said:
+    """A piece of what an interactive call wrote to its standard output.
+
+    `data` begins at byte `offset`, which is later than the byte asked for where that one is no longer kept; `end` is
+    how much there is in all. `result` comes with the last piece of a call that has ended.
+    """
+
+    offset: int
+    end: int
+    data: bytes
+    result: Result | None
+
+
+@dataclass(frozen=True)
 class Entry:
     """One name in a directory of the workspace; kind is file, directory, link or other."""
 

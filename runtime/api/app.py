@@ -9,13 +9,14 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from runtime.api import approvals, commands, models, problems, sessions
+from runtime.api import approvals, commands, models, outputs, problems, sessions
 from runtime.api.guard import Db, Guard
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
 from runtime.settings import Settings
 from runtime.store import Database, fleet
+from runtime.tools.egress import Egress
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -28,6 +29,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.hub = Hub(db)
             app.state.sending = set()
             app.state.kv_encryption = settings.kv_encryption == "on"
+            app.state.egress = Egress(settings.egress_allow)
             await fleet.ensure_admin(db, settings.admin_key)
             listening = asyncio.create_task(app.state.hub.listen_forever())
             try:
@@ -43,6 +45,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(sessions.router)
     app.include_router(commands.router)
     app.include_router(approvals.router)
+    app.include_router(outputs.router)
     app.include_router(models.router)
     _health(app)
     return app

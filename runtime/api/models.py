@@ -13,6 +13,8 @@ from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.specs import tool_specs
 from runtime.store import Database, fleet
+from runtime.tools.egress import Egress, EgressRefused
+from runtime.tools.kinds import CommandTool
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -44,10 +46,22 @@ async def checked_model(db: Database, wanted: str) -> dict[str, Any]:
 def ensure_tools_work(config: SessionConfig) -> None:
     """Raises InvalidRequest where a tool's schema can guide no model."""
     try:
-        if config.tools:
-            tool_grammar(tool_specs(config), "required")
+        if specs := tool_specs(config):
+            tool_grammar(specs, "required")
     except ToolSchemaError as error:
         raise InvalidRequest(f"tools: {error}", param="tools") from error
+
+
+def ensure_reachable(request: Request, config: SessionConfig) -> None:
+    """Raises InvalidRequest where a tool's host is not one that may be reached. Names are looked up at the call."""
+    egress: Egress = request.app.state.egress
+    for tool in config.declared:
+        url = None if isinstance(tool, CommandTool) else tool.url
+        try:
+            if url is not None:
+                egress.check(url)
+        except EgressRefused as refused:
+            raise InvalidRequest(f"tools: {tool.name}: {refused}", param="tools", code="host_not_allowed") from None
 
 
 def ensure_it_fits(

@@ -11,6 +11,7 @@ import asyncpg
 from runtime.errors import InvalidRequest, NotFound
 from runtime.store import Database, decisions
 from runtime.store.steps import branch
+from runtime.tools.kinds import shown
 
 
 def page(rows: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
         "waiting_for": row["waiting_for"],
         "model": config["model"],
         "system": config["system"],
-        "tools": config["tools"],
+        "tools": [shown(tool) for tool in config["tools"]],
         "limits": config["limits"],
         "sampling": config["sampling"],
         "kv": config["kv"],

@@ -6,9 +6,9 @@ import asyncio
 
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
-from runtime.specs import tool_specs
 from runtime.steps import checkpoints
 from runtime.steps.compacting import reserve, warning
+from runtime.steps.listing import catalog, ensure_listed
 from runtime.steps.services import Services
 from runtime.store import sessions, standing, steps
 from runtime.store.values import Segment
@@ -31,15 +31,18 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
     message_id, content, options = message
     owner = s.owner(what.session_id, what.epoch)
     before = await steps.transcript(s.db, what.session_id, what.step_no)
-    segments = [] if before else [Segment("scaffold", s.chat.opening(config.system, tool_specs(config)))]
-    segments.append(Segment("message", s.chat.user(content)))
-    after = [*before, *(token for segment in segments for token in segment.token_ids)]
+    segments = [Segment("message", s.chat.user(content))]
     context = s.engine.card.context_length
-    if await _may_make_room(s, config, what.session_id, len(after)):
+    if before and await _may_make_room(s, config, what.session_id, len(before) + len(segments[0].token_ids)):
         return False
     attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
     if attempt.done is not None or attempt.held:
         return True
+    if not before:
+        await ensure_listed(s, owner, attempt, config)
+        tools, _ = await catalog(s, what.session_id, config)
+        segments.insert(0, Segment("scaffold", s.chat.opening(config.system, tools.specs)))
+    after = [*before, *(token for segment in segments for token in segment.token_ids)]
     if len(after) >= context:
         raise InvalidRequest(
             f"the transcript would have {len(after)} tokens, the model's context holds {context}; send less or start a"
@@ -73,4 +76,4 @@ async def _may_make_room(s: Services, config: SessionConfig, session_id: str, to
     if config.context_policy == "fail" or tokens + reserve(config.limits.max_think_tokens, context) <= context:
         return False
     at = await s.db.run(lambda c: standing.progress(c, session_id))
-    return at.step_no > 0 and not at.compacted
+    return not at.compacted

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine.tokens import ChatFormat, Tokenizer
 from runtime.engines import EngineLink
 from runtime.store import Database, Owner
+from runtime.tools.egress import Egress
 from sandbox import BlobStore, Driver, Volume
 
 
@@ -22,6 +23,7 @@ class Services:
     driver: Driver
     blobs: BlobStore
     volumes: tuple[Volume, ...]
+    egress: Egress = field(default_factory=Egress)
     blob_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # see runtime.steps.collecting
 
     def owner(self, session_id: str, epoch: int) -> Owner:

@@ -14,13 +14,14 @@ from engine import Event as EngineEvent
 from engine.tokens import StreamDecoder, tool_grammar
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
-from runtime.specs import tool_specs
 from runtime.steps import checkpoints
 from runtime.steps.compacting import warning
+from runtime.steps.listing import catalog
 from runtime.steps.reading import Reading, read
 from runtime.steps.services import Services
 from runtime.store import budgets, events, fleet, sessions, steps
 from runtime.store.values import Attempt, Event, Owner, Segment
+from runtime.tools.catalog import Catalog
 from workflows.contract import StepIn, ThinkIn
 from workflows.states import Event as Move
 
@@ -48,13 +49,14 @@ async def think(s: Services, what: ThinkIn, execution: str) -> None:
         raise
     if not _ended(s, sampled, config) and within is not None and await steps.hold_for_budget(s.db, owner, attempt):
         return  # it goes on after its last durable token, once there is more
-    reading = _read(s, config, sampled, what)
+    tools, _ = await catalog(s, what.session_id, config)
+    reading = _read(s, tools, sampled, what)
     await _complete(s, owner, attempt, before, sampled, finish, reading)
 
 
-def _read(s: Services, config: SessionConfig, sampled: list[int], what: ThinkIn) -> Reading:
+def _read(s: Services, tools: Catalog, sampled: list[int], what: ThinkIn) -> Reading:
     ended = bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids
-    return read(s.chat.parse_assistant(sampled), ended, config.tool_names, what.tool_choice, what.corrections)
+    return read(s.chat.parse_assistant(sampled), ended, tools.names, what.tool_choice, what.corrections)
 
 
 async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: str) -> bool:
@@ -95,6 +97,7 @@ async def _generate(
             f"the context is full: {len(prompt)} tokens of {s.engine.card.context_length}; start a new session",
             code="context_length_exceeded",
         )
+    tools, _ = await catalog(s, owner.session_id, config)
     client = await s.engine.client()
     sampling = config.sampling
     generation = client.generate(
@@ -104,7 +107,7 @@ async def _generate(
         token_ids=[*prompt, *sampled],
         max_tokens=min(config.limits.max_think_tokens - len(sampled), room, room if within is None else int(within)),
         sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, attempt.session.seed),
-        grammar=tool_grammar(tool_specs(config), tool_choice),
+        grammar=tool_grammar(tools.specs, tool_choice),
         replay=len(sampled),
         salt=attempt.session.salt,
         known_tokens=await _known_tokens(s, owner.session_id, len(prompt), len(sampled)),

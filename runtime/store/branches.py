@@ -105,6 +105,12 @@ async def _copy(
     await events.append(connection, session_id, [Event("session.fork_made", {"session_id": child_id, "step": at})])
     if at is None:
         return
+    await connection.execute(  # the transcript that is copied speaks of the tools that its servers offered
+        "INSERT INTO session_tools (session_id, tenant_id, listings)"
+        " SELECT $2, tenant_id, listings FROM session_tools WHERE session_id = $1",
+        session_id,
+        child_id,
+    )
     await connection.execute(
         f"{_CHAIN} INSERT INTO steps (session_id, step_no, tenant_id, parent_no, kind, state, token_start,"
         " token_count, attempts, output, started_at, ended_at)"

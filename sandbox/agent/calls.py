@@ -7,6 +7,7 @@ by the kernel, so the processes of a call are always one tree below it.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import signal
@@ -35,7 +36,8 @@ class Call:
         self.stdin = memoryview(stdin)
         self.cap = int(request["output_bytes"])
         self.started = time.monotonic()
-        self.deadline = self.started + float(request["timeout_s"])
+        timeout_s = request["timeout_s"]
+        self.deadline = math.inf if timeout_s is None else self.started + float(timeout_s)
         self.shepherd = 0
         self.pipes: dict[str, int] = {}
         self.chunks: list[tuple[str, bytes]] = []
@@ -88,6 +90,16 @@ class Call:
                 out.append((stream, data[offset:]))
             offset = max(0, offset - len(data))
         return out
+
+    def output(self) -> bytes:
+        """What is kept of it now."""
+        return b"".join(data for _, data in self.chunks)
+
+    def forget(self) -> None:
+        """Lose the output, never the result."""
+        self.chunks, self.captured = [], 0
+        assert self.result is not None
+        self.result["truncated"] = True
 
     def end(self, reason: str, code: int | None) -> None:
         total = self.totals["out"] + self.totals["err"]

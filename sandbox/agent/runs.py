@@ -17,6 +17,7 @@ from .calls import PIECE, Call, launch
 from .errors import Refused
 from .files import FileOperations
 from .processes import below, kill, name_of, processes, send_signal
+from .talk import Talk
 from .wire import Broken, Connection
 
 JOURNAL_BYTES = 32 << 20
@@ -39,6 +40,9 @@ class Runs(FileOperations):
     @abstractmethod
     def drop(self, connection: Connection) -> None: ...
 
+    def heard(self, call: Call) -> None:
+        """A call has said something, or has ended."""
+
     def op_start(self, connection: Connection, header: Json, body: bytes) -> None:
         text = json.dumps([header["argv"], header["env"], header["cwd"]], sort_keys=True).encode()
         digest = hashlib.sha256(len(text).to_bytes(8, "big") + text + body).hexdigest()
@@ -56,7 +60,8 @@ class Runs(FileOperations):
             call.subscribers.append((connection, header["id"]))
 
     def spawn(self, header: Json, digest: str, stdin: bytes) -> Call:
-        call = Call(header["key"], digest, header, stdin)
+        kind = Talk if header.get("stdin_open") else Call
+        call = kind(header["key"], digest, header, stdin)
         call.oom_before = self.oom_kills()
         launch(call, header, self.directory(header["cwd"]), self.config)
         self.calls[call.key] = call
@@ -75,6 +80,9 @@ class Runs(FileOperations):
             if name == "in":
                 call.stdin = call.stdin[os.write(fd, call.stdin[:PIECE]) if call.stdin else 0 :]
                 more = bool(call.stdin)
+                if not more and isinstance(call, Talk) and call.open:
+                    self.selector.unregister(fd)  # until there is more to say
+                    return False
             else:
                 data = os.read(fd, PIECE)
                 more = bool(data)
@@ -88,6 +96,7 @@ class Runs(FileOperations):
                     head = call.capture(name, data)
                     if head:
                         self.publish(call, {"stream": name}, head)
+                    self.heard(call)
         except BlockingIOError:
             return False
         except OSError:
@@ -99,7 +108,8 @@ class Runs(FileOperations):
     def close_pipe(self, call: Call, name: str) -> None:
         fd = call.pipes.pop(name, None)
         if fd is not None:
-            self.selector.unregister(fd)
+            if fd in self.selector.get_map():
+                self.selector.unregister(fd)
             os.close(fd)
 
     def publish(self, call: Call, header: Json, body: bytes = b"") -> None:
@@ -152,6 +162,7 @@ class Runs(FileOperations):
         call.stdin = memoryview(b"")
         self.publish(call, {"result": call.result})
         call.subscribers = []
+        self.heard(call)
         self.trim()
 
     def trim(self) -> None:
@@ -162,15 +173,13 @@ class Runs(FileOperations):
             if total <= JOURNAL_BYTES:
                 return
             total -= call.captured
-            call.chunks, call.captured = [], 0
-            assert call.result is not None
-            call.result["truncated"] = True
+            call.forget()
 
     def op_lookup(self, connection: Connection, header: Json, body: bytes) -> tuple[Json, bytes]:
         call = self.calls.get(header["key"])
         if call is None:
             return {"state": "unknown"}, b""
-        output = b"".join(data for _, data in call.chunks)
+        output = call.output() if header.get("output", True) else b""
         if call.result is None:
             return {"state": "running", "elapsed_s": time.monotonic() - call.started, "argv": call.argv}, output
         return {"state": "finished", "result": call.result}, output

@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import Refused
 from .processes import below, processes, proportional_bytes, resident_bytes, send_signal
-from .runs import Runs
+from .talks import Talks
 from .wire import Broken, Connection
 
 TICK_S = 0.05
@@ -39,7 +39,7 @@ def harden(filter_hex: str) -> None:
             raise OSError(ctypes.get_errno(), "the system call filter was refused")
 
 
-class Agent(Runs):
+class Agent(Talks):
     """Single-threaded: nothing here may wait for a tool or for the controller."""
 
     def __init__(self, listener: socket.socket, config: Json) -> None:
@@ -143,6 +143,7 @@ class Agent(Runs):
         self.abandon_uploads(connection)
         for call in self.calls.values():
             call.subscribers = [pair for pair in call.subscribers if pair[0] is not connection]
+        self.hang_up(connection)
         self.alone_since = time.monotonic()
 
     def answer(self, connection: Connection, header: Json, body: bytes) -> None:
@@ -180,6 +181,7 @@ class Agent(Runs):
             "killall": lambda *_: ({"killed": self.kill_all()}, b""),
             "freeze": self.op_freeze,
             "thaw": lambda connection, *_: self.thaw(connection),
+            **self.talk_operations(),
             **self.file_operations(),
         }
 

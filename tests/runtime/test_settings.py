@@ -116,6 +116,7 @@ FULL = {
     "TENUTO_SHARED_KV_BYTES": "3GiB",
     "TENUTO_SANDBOX": "docker",
     "TENUTO_SANDBOX_VOLUMES": "/srv/a:/mnt/a,/srv/b:/mnt/b:ro",
+    "TENUTO_EGRESS_ALLOW": "example.org,*.example.org:8443,[::1]:80",
     "TENUTO_NODE_ID": "node-7",
     "TENUTO_LOG_LEVEL": "debug",
 }
@@ -163,6 +164,7 @@ def test_an_unknown_key_fails_by_name_with_the_nearest_known_one(key: str, hint:
         ("TENUTO_ENGINE_ADDRESS", "engine.sock"),
         ("TENUTO_SANDBOX", "chroot"),
         ("TENUTO_SANDBOX_VOLUMES", "/only-one"),
+        ("TENUTO_EGRESS_ALLOW", "https://example.org"),
         ("TENUTO_SANDBOX_VOLUMES", "/a:/mnt/a:rx"),
         ("TENUTO_SANDBOX_VOLUMES", "relative:/mnt/a"),
         ("TENUTO_SANDBOX_VOLUMES", "/a:/etc"),

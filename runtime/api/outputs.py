@@ -1,0 +1,31 @@
+"""What a tool printed, as bytes: events and the model get a part of it as text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from fastapi.responses import Response
+
+from runtime.api import views
+from runtime.api.guard import Db, Tenant
+from runtime.errors import NotFound
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+Number = Annotated[int, Path(ge=0, lt=2**31)]
+
+
+@router.get("/{session_id}/steps/{step}/calls/{call}/output", response_class=Response)
+async def output(session_id: str, step: Number, call: Number, db: Db, tenant: Tenant) -> Response:
+    """All that was kept of a settled call's output: capped at its source, where a marker says what was left out."""
+    await views.owned(db, tenant, session_id)
+    row = await db.fetchrow(
+        "SELECT output FROM tool_calls WHERE session_id = $1 AND step_no = $2 AND call_no = $3 AND status = 'settled'",
+        session_id,
+        step,
+        call,
+    )
+    if row is None:
+        raise NotFound(f"step {step} of the session has no settled call {call}")
+    headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
+    return Response(row["output"] or b"", media_type="application/octet-stream", headers=headers)

@@ -1,0 +1,227 @@
+"""Calls of one tool step: each through the ledger, each run where it belongs, some of them at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from engine.tokens import ToolResult
+from runtime.config import SessionConfig
+from runtime.errors import InvalidRequest
+from runtime.steps.boxes import open_box
+from runtime.steps.gates import ask
+from runtime.steps.services import Services
+from runtime.store import budgets, ledger
+from runtime.store.ledger import Call, Claim, call_key
+from runtime.store.questions import Answer, Asked
+from runtime.store.values import Attempt, Owner
+from runtime.tools.catalog import Catalog, Known, Listings
+from runtime.tools.egress import EgressRefused
+from runtime.tools.outcome import Outcome, as_text, without_secrets
+from runtime.tools.running import Place, check, run_inside, run_outside, stop_inside
+from sandbox import BadArguments, Sandbox
+
+AT_ONCE = 8
+OUTSIDE = "outside"  # where a run begins that no sandbox's journal knows of
+
+
+@dataclass
+class Step:
+    """A tool step that runs. `before`: the transcript that it continues. Its sandbox is opened when a call needs it."""
+
+    services: Services
+    owner: Owner
+    attempt: Attempt
+    config: SessionConfig
+    before: Sequence[int]
+    tools: Catalog
+    listings: Listings
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _box: tuple[str, Sandbox] | None = None
+    _greeting: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._box is not None:
+            await self._box[1].close()
+
+    async def box(self, root: str) -> tuple[str, Sandbox]:
+        """The sandbox's id, and the sandbox; a new one holds the workspace `root`."""
+        async with self._opening:
+            if self._box is None:
+                self._box = await open_box(self.services, self.owner, self.attempt, self.config, root)
+            return self._box
+
+    def place(self, call: Call, known: Known, *, again: bool) -> Place:
+        """What the run of a call is told, whichever kind it is."""
+        server = known.spec.name.partition("__")[0]
+        seconds = budgets.left(self.attempt.session, "tool_s")
+        return Place(
+            key=call_key(self.owner.session_id, self.attempt.step_no, call.call_no),
+            epoch=self.owner.epoch,
+            again=again,
+            timeout_s=known.timeout_s if seconds is None else max(1.0, min(known.timeout_s, seconds)),
+            output_bytes=self.config.limits.tool_output_bytes,
+            handshake=self.listings.get(server, {}).get("handshake"),
+            greeting=self._greeting.setdefault(server, asyncio.Lock()),
+        )
+
+
+async def run_calls(
+    step: Step, calls: Sequence[Call], root: str, refused: Mapping[int, str]
+) -> tuple[list[ToolResult], str]:
+    """Settle the calls and return what the model is told of each, in their order, and the workspace after them.
+
+    One that may write the workspace runs alone; others run together with their neighbours. A failure of one does not
+    cut off the rest: each is settled, or its record says what it is. Raises Held while a person's word is missing.
+    """
+    results: list[ToolResult] = []
+    for together in rounds(step.tools, calls):
+        limit = asyncio.Semaphore(AT_ONCE)
+        claims = [(call, await _claimed(step, call, root, refused.get(call.call_no))) for call in together]
+        claims = await _answered(step, claims)
+        settled = await asyncio.gather(*(_settled(step, *each, limit) for each in claims), return_exceptions=True)
+        for (call, _), claim in zip(claims, settled, strict=True):
+            if isinstance(claim, BaseException):
+                raise claim
+            root = claim.snapshot_after or root
+            results.append(told(step.attempt, call, claim))
+    return results, root
+
+
+def rounds(tools: Catalog, calls: Sequence[Call]) -> Iterator[list[Call]]:
+    """Neighbours that cannot change the workspace together, every other call by itself, in the order of the calls."""
+    together: list[Call] = []
+    for call in calls:
+        known = tools.get(call.name)
+        if known is None or not known.writes:
+            together.append(call)
+            continue
+        if together:
+            yield together
+        together = []
+        yield [call]
+    if together:
+        yield together
+
+
+def told(attempt: Attempt, call: Call, claim: Claim) -> ToolResult:
+    assert claim.result is not None
+    return ToolResult(f"call_{attempt.step_no}_{call.call_no}", call.name, as_text(claim.result, claim.output))
+
+
+async def _claimed(step: Step, call: Call, root: str, refused: str | None) -> Claim:
+    claim = await ledger.claim(step.services.db, step.owner, step.attempt, call, root)
+    if claim.result is None and refused is not None:
+        return await record(step, call, claim, Outcome.refused(refused), claim.snapshot_before)
+    return claim
+
+
+async def _answered(step: Step, claims: Sequence[tuple[Call, Claim]]) -> list[tuple[Call, Claim]]:
+    """The same, where those that may have taken effect unseen are settled by what a person said, or may run again.
+
+    An unsafe call that may have taken effect is not run again without a word. Raises Held while it is missing.
+    """
+    unknown = [(call, claim) for call, claim in claims if await _is_unknown(step, call, claim)]
+    if not unknown:
+        return list(claims)
+    asked = [
+        Asked("outcome", call.call_no, {"name": call.name, "arguments": dict(call.arguments), "effect": call.effect})
+        for call, _ in unknown
+    ]
+    numbers = [call.call_no for call, _ in unknown]
+    answers = await ask(step.services, step.owner, step.attempt, asked, step.before, unknown=numbers)
+    said = {
+        call.call_no: await _record_said(step, call, claim, answer)
+        for (call, claim), answer in zip(unknown, answers, strict=True)
+        if answer.decision != "did_not_run"
+    }
+    return [(call, said.get(call.call_no, claim)) for call, claim in claims]
+
+
+async def _is_unknown(step: Step, call: Call, claim: Claim) -> bool:
+    if claim.result is not None or not claim.runs or call.effect != "unsafe":
+        return False
+    if claim.sandbox_id == OUTSIDE:
+        return True
+    sandbox_id, _ = await step.box(claim.snapshot_before)
+    return claim.sandbox_id != sandbox_id  # the journal of the sandbox that it began in would tell
+
+
+async def _record_said(step: Step, call: Call, claim: Claim, answer: Answer) -> Claim:
+    """A call of which a person knows how it ended."""
+    facts = {"told": True}
+    if answer.decision == "ran":
+        outcome = Outcome("exit", 0, str(answer.answer.get("output") or "").encode(), facts=facts)
+    else:
+        reason = str(answer.answer.get("reason") or "nobody knows whether it took effect, and it is not run again")
+        outcome = Outcome("refused", None, reason.encode(), facts=facts)
+    return await record(step, call, claim, outcome, claim.snapshot_before)
+
+
+async def _settled(step: Step, call: Call, claim: Claim, limit: asyncio.Semaphore) -> Claim:
+    if claim.result is not None:
+        return claim
+    async with limit:
+        try:
+            known = step.tools.find(call.name)
+            check(step.services.egress, known, call.arguments)
+        except (BadArguments, InvalidRequest, EgressRefused) as refused:
+            # The model asked for something that is no call; it is told so and may do better.
+            return await record(step, call, claim, Outcome.refused(str(refused)), claim.snapshot_before)
+        return await (_outside if known.outside else _inside)(step, known, call, claim)
+
+
+async def _outside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
+    await ledger.note_run(step.services.db, step.owner, step.attempt, call, claim.runs + 1, OUTSIDE)
+    place = step.place(call, known, again=False)
+    outcome = await run_outside(step.services.egress, known, call.arguments, place)
+    return await record(step, call, claim, _clean(known, outcome), claim.snapshot_before)
+
+
+async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
+    s = step.services
+    sandbox_id, sandbox = await step.box(claim.snapshot_before)
+    again = claim.runs > 0 and claim.sandbox_id == sandbox_id  # its journal runs a key once
+    if not again:
+        await ledger.note_run(s.db, step.owner, step.attempt, call, claim.runs + 1, sandbox_id)
+    outcome = await run_inside(sandbox, known, call.arguments, step.place(call, known, again=again))
+    async with s.blob_lock:
+        after = await sandbox.snapshot(s.blobs) if known.writes else claim.snapshot_before
+        return await record(step, call, claim, _clean(known, outcome), after)
+
+
+def _clean(known: Known, outcome: Outcome) -> Outcome:
+    output = without_secrets(outcome.output, known.secrets)
+    return Outcome(outcome.reason, outcome.code, output, outcome.truncated, outcome.facts)
+
+
+async def record(step: Step, call: Call, claim: Claim, outcome: Outcome, after: str) -> Claim:
+    result: dict[str, Any] = outcome.as_result()
+    await ledger.settle(step.services.db, step.owner, step.attempt, call, result, outcome.output, after)
+    return Claim(result, outcome.output, claim.snapshot_before, after, claim.runs, claim.sandbox_id)
+
+
+async def interrupt_call(step: Step, call: Call, claim: Claim) -> Claim:
+    """A call of a turn that was stopped: dead before this returns, and told as that."""
+    s = step.services
+    if not claim.runs:
+        return await record(step, call, claim, Outcome("interrupted", None, b"it had not begun"), claim.snapshot_before)
+    known = step.tools.get(call.name)
+    if known is not None and claim.sandbox_id != OUTSIDE:
+        sandbox_id, sandbox = await step.box(claim.snapshot_before)
+        if sandbox_id == claim.sandbox_id:
+            await stop_inside(sandbox, known, step.place(call, known, again=True))
+            async with s.blob_lock:
+                after = await sandbox.snapshot(s.blobs) if known.writes else claim.snapshot_before
+                stopped = Outcome("interrupted", None, b"it was stopped; what it did until then stays")
+                return await record(step, call, claim, stopped, after)
+    stopped = Outcome("interrupted", None, b"it was stopped; it may have taken effect")
+    return await record(step, call, claim, stopped, claim.snapshot_before)

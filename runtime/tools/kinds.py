@@ -1,0 +1,213 @@
+"""Tools as a session's configuration declares them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+Effect = Literal["pure", "sandboxed", "idempotent", "unsafe"]
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+PLACEHOLDER = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_-]*)\}")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}\Z")
+OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "idempotency-key"})
+SECRET_LEAST = 6  # characters; shorter values would blot out ordinary text
+
+Name = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _environment(value: dict[str, str]) -> dict[str, str]:
+    for name in value:
+        if not ENV_NAME.match(name) or name.startswith("TENUTO_"):
+            raise ValueError(f"{name!r} cannot be set; use letters, digits and '_', and leave TENUTO_* to us")
+    return value
+
+
+def _headers(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not HEADER_NAME.match(name) or name.lower() in OWN_HEADERS:
+            raise ValueError(f"{name!r} is no header that can be set here")
+        if not text.isascii() or not text.isprintable():
+            raise ValueError(f"the value of {name!r} must be printable ASCII")  # the value itself may be a secret
+    return value
+
+
+def _url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        raise ValueError("must be an http:// or https:// address") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError("must be an http:// or https:// address")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must not carry a name or a password; put them into a header")
+    if "{" in parts.netloc:
+        raise ValueError("the host must be known beforehand; placeholders belong into the path and the query")
+    if parts.fragment:
+        raise ValueError("must not have a fragment")
+    return value
+
+
+class Tool(Frozen):
+    """What kinds have in common. Values in `secrets` are shown to nobody: not in views, events or results."""
+
+    name: str = Name
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        return {}
+
+
+class Described(Tool):
+    description: str = Field(min_length=1, max_length=2000)
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+
+    @field_validator("parameters")
+    @classmethod
+    def _an_object(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if value.get("type") != "object":
+            raise ValueError('must be a JSON schema with "type": "object"')
+        return value
+
+
+class CommandTool(Described):
+    """A tool that its author brings: a command in the sandbox, given the arguments as JSON on standard input.
+
+    `effect` says what a crash in the middle may mean: `pure` and `sandboxed` calls are run again from the snapshot
+    before them, `idempotent` ones are run again with the same TENUTO_CALL_KEY, `unsafe` ones never are.
+    """
+
+    type: Literal["command"] = "command"
+    command: list[str] = Field(min_length=1, max_length=64)
+    env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    effect: Effect | None = None  # None: sandboxed, or unsafe where a writable volume leads out of the sandbox
+
+    _env = field_validator("env")(_environment)
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        return self.env
+
+
+class HttpTool(Described):
+    """A request that the node makes. Arguments fill the {placeholders} of the URL; the rest become the query (GET,
+    HEAD, DELETE) or the JSON body.
+
+    An `idempotent` tool is asked again after a crash, with the same Idempotency-Key header.
+    """
+
+    type: Literal["http"]
+    method: Method = "GET"
+    url: str = Field(min_length=1, max_length=4000)
+    headers: dict[str, str] = Field(default_factory=dict, max_length=64)
+    effect: Literal["pure", "idempotent", "unsafe"] | None = None  # None: idempotent for GET and HEAD, else unsafe
+
+    _headers = field_validator("headers")(_headers)
+    _address = field_validator("url")(_url)
+
+    @model_validator(mode="after")
+    def _placeholders_are_arguments(self) -> Self:
+        known = self.parameters.get("properties", {})
+        required = self.parameters.get("required", [])
+        for name in self.placeholders:
+            if name not in known or name not in required:
+                raise ValueError(f"the URL takes {{{name}}}, so parameters must describe and require {name!r}")
+        return self
+
+    @property
+    def placeholders(self) -> list[str]:
+        return PLACEHOLDER.findall(self.url)
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        return self.headers
+
+
+class McpTool(Tool):
+    """An MCP server: `command` starts one in the sandbox, `url` names one outside. Its tools are `<name>__<tool>`.
+
+    `tools` picks some of them. `effect` holds for each; None: as a command's for one in the sandbox, else unsafe.
+    """
+
+    type: Literal["mcp"]
+    name: str = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,31}$")
+    command: list[str] | None = Field(default=None, min_length=1, max_length=64)
+    env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    url: str | None = Field(default=None, min_length=1, max_length=4000)
+    headers: dict[str, str] = Field(default_factory=dict, max_length=64)
+    tools: list[str] | None = Field(default=None, max_length=64)
+    effect: Effect | None = None
+
+    _env = field_validator("env")(_environment)
+    _headers = field_validator("headers")(_headers)
+
+    @field_validator("name")
+    @classmethod
+    def _unambiguous(cls, value: str) -> str:
+        if "__" in value:
+            raise ValueError("must not contain '__', which stands between a server's name and its tools'")
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return None if value is None else _url(value)
+
+    @model_validator(mode="after")
+    def _one_way_to_reach_it(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("give either command, for a server in the sandbox, or url, for one outside")
+        if self.url is None and self.headers:
+            raise ValueError("headers are for a server at a url; give env to a command")
+        if self.url is not None and (self.env or self.effect == "sandboxed"):
+            raise ValueError("a server at a url is not in the sandbox: it has no env, and no snapshot undoes its calls")
+        return self
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        return {**self.env, **self.headers}
+
+    def full_name(self, tool: str) -> str:
+        return f"{self.name}__{tool}"
+
+
+AnyTool = CommandTool | HttpTool | McpTool
+
+
+def kind_of(value: Any) -> str:
+    """Told apart before anything else, so that a fault in a tool is reported as that, not as "not a string"."""
+    if isinstance(value, str):
+        return "builtin"
+    kind = value.get("type", "command") if isinstance(value, Mapping) else getattr(value, "type", "command")
+    return kind if isinstance(kind, str) else "unknown"
+
+
+Declared = Annotated[
+    Annotated[str, Tag("builtin")]
+    | Annotated[CommandTool, Tag("command")]
+    | Annotated[HttpTool, Tag("http")]
+    | Annotated[McpTool, Tag("mcp")],
+    Discriminator(
+        kind_of,
+        custom_error_type="tool_type",
+        custom_error_message="type must be command, http or mcp; a built-in tool is given by its name alone",
+    ),
+]
+
+
+def shown(tool: str | Mapping[str, Any]) -> str | dict[str, Any]:
+    """A declared tool (as its JSON) without its secrets, as views show it."""
+    if isinstance(tool, str):
+        return tool
+    hidden = {name: dict.fromkeys(tool[name], "***") for name in ("env", "headers") if tool.get(name)}
+    return {**tool, **hidden}

@@ -1,0 +1,84 @@
+"""How a call ended, wherever it ran: what the ledger records, and what the model reads of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.tools.kinds import SECRET_LEAST
+from sandbox import Result
+
+_TEXT = ("text/", "application/json", "application/xml", "application/javascript", "application/x-www-form-urlencoded")
+_HOW = {
+    "refused": "not executed",
+    "timeout": "stopped at its time limit",
+    "oom": "stopped at its memory limit",
+    "unreachable": "it could not be reached",
+    "no_answer": "no answer came; it may have taken effect all the same",
+    "interrupted": "interrupted by the user",
+    "error": "the tool reports an error",
+    "server_ended": "the server ended before it answered",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`reason` and `code`: exit (its exit code), signal (its number), http (the status), error, or why there is none.
+
+    `output` is capped where it came from; `facts` is more of what can be said about it.
+    """
+
+    reason: str
+    code: int | None
+    output: bytes
+    truncated: bool = False
+    facts: Mapping[str, Any] | None = None
+
+    def as_result(self) -> dict[str, Any]:
+        about = {"reason": self.reason, "code": self.code, "truncated": self.truncated}
+        return {**about, "output_bytes": len(self.output), **(self.facts or {})}
+
+    @classmethod
+    def refused(cls, why: str) -> Outcome:
+        return cls("refused", None, why.encode())
+
+    @classmethod
+    def of_sandbox(cls, done: Result) -> Outcome:
+        facts = {"stdout_bytes": done.stdout_bytes, "stderr_bytes": done.stderr_bytes}
+        return cls(done.reason, done.code, done.output, done.truncated, facts)
+
+
+def capped(data: bytes, limit_bytes: int, total_bytes: int | None) -> tuple[bytes, bool]:
+    """At most the limit and a marker, and whether that was needed. `total_bytes`: how long it is, where that is known
+    of what was not read to its end."""
+    if len(data) <= limit_bytes:
+        return data, False
+    left_out = "the rest" if total_bytes is None else f"{max(total_bytes, len(data)) - limit_bytes} bytes"
+    return data[:limit_bytes] + f"\n[... {left_out} left out ...]\n".encode(), True
+
+
+def without_secrets(data: bytes, secrets: Mapping[str, str]) -> bytes:
+    """A tool that prints its own environment or headers does not tell them to the model, or to the log."""
+    # A header such as "Bearer …" is a secret without its scheme too.
+    parts = {part for text in secrets.values() for part in (text, text.rpartition(" ")[2]) if len(part) >= SECRET_LEAST}
+    for part in sorted(parts, key=len, reverse=True):
+        data = data.replace(part.encode(), b"***")
+    return data
+
+
+def as_text(result: Mapping[str, Any], output: bytes) -> str:
+    """What the model reads: the output, and how the call ended where that is not plain success."""
+    text = _readable(output, str(result.get("content_type", "")))
+    reason, code = result["reason"], result["code"]
+    if (reason == "exit" and code == 0) or reason == "ok" or (reason == "http" and code < 400):
+        return text or "(no output)"
+    codes = {"exit": f"exit code {code}", "signal": f"ended by signal {code}", "http": f"HTTP status {code}"}
+    return f"{text}\n[{codes.get(reason) or _HOW.get(reason, reason)}]".strip()
+
+
+def _readable(output: bytes, content_type: str) -> str:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind and not kind.startswith(_TEXT) and not kind.endswith(("+json", "+xml")):
+        return f"[{kind}, {len(output)} bytes]"
+    return output.decode("utf-8", "replace").strip()

@@ -1,0 +1,152 @@
+"""The contract of calls with an open input, over every driver: servers that outlive whoever started them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandbox import BlobStore, Driver, OperationFailed, Running, Sandbox, SandboxUsageError, StaleEpoch
+from tests.sandbox.conftest import Make, bash, run
+
+# Answers every line, counts its lines and keeps them in a file, and says goodbye at the end of its input.
+SERVER = """
+import sys
+sys.stdout.write("ready\\n")
+for count, line in enumerate(sys.stdin, 1):
+    open("log", "a").write(line)
+    sys.stdout.write(f"{count} {line.strip().upper()}\\n")
+sys.stdout.write("bye\\n")
+"""
+ARGV = ["python3", "-c", SERVER]
+
+
+async def heard(sandbox: Sandbox, key: str, until: bytes, offset: int = 0) -> bytes:
+    """What the call says from `offset` on, until it has said `until`."""
+    data = b""
+    while until not in data:
+        said = await sandbox.read(key, offset + len(data))
+        assert said.data or said.result is None, said
+        data += said.data
+    return data
+
+
+async def test_a_call_is_talked_with_line_by_line(sandbox: Sandbox) -> None:
+    call = await sandbox.start("server", ARGV, stdin_open=True)
+    assert await heard(sandbox, "server", b"\n") == b"ready\n"
+    assert await sandbox.write("server", b"one\n")
+    assert await heard(sandbox, "server", b"\n", 6) == b"1 ONE\n"
+    assert await sandbox.write("server", b"two\n")
+    assert await heard(sandbox, "server", b"\n", 12) == b"2 TWO\n"
+    await sandbox.close_stdin("server")
+    await sandbox.close_stdin("server")
+    assert (await call.result()).ok
+    last = await sandbox.read("server", 18)
+    assert last.data == b"bye\n"
+    assert last.result is not None
+    assert last.result.ok
+    with pytest.raises(OperationFailed, match="closed"):
+        await sandbox.write("server", b"three\n")
+
+
+async def test_a_reader_waits_for_what_is_not_said_yet_and_others_are_served_meanwhile(sandbox: Sandbox) -> None:
+    await sandbox.start("server", ARGV, stdin_open=True)
+    await heard(sandbox, "server", b"ready\n")
+    waiting = asyncio.create_task(sandbox.read("server", 6))
+    assert (await bash(sandbox, "echo beside")).output == b"beside\n"
+    assert not waiting.done()
+    await sandbox.write("server", b"now\n")
+    assert (await waiting).data == b"1 NOW\n"
+
+
+async def test_an_input_of_many_pipes_full_arrives_whole_and_in_order(sandbox: Sandbox) -> None:
+    call = await sandbox.start("sum", ["sha256sum"], stdin_open=True)
+    parts = [bytes([number]) * 300_000 for number in range(12)]
+    for part in parts:
+        await sandbox.write("sum", part)
+    await sandbox.close_stdin("sum")
+    await call.result()
+    whole = await run(sandbox, "sha256sum", stdin=b"".join(parts))
+    assert (await sandbox.read("sum", 0)).data == whole.output
+
+
+async def test_a_server_outlives_its_node_and_is_found_again_at_a_higher_epoch(driver: Driver, make: Make) -> None:
+    handle, first = await make(epoch=1)
+    await first.start("server", ARGV, stdin_open=True)
+    await first.write("server", b"one\n", once="a")
+    await heard(first, "server", b"ONE\n")
+    await first.close()
+    second = await driver.attach(handle, epoch=2)
+    assert isinstance(await second.lookup("server"), Running)
+    await second.start("server", ARGV, stdin_open=True)
+    assert await second.wrote("server", "a")
+    assert not await second.write("server", b"one\n", once="a")
+    assert await second.write("server", b"two\n", once="b")
+    assert await heard(second, "server", b"TWO\n", 6) == b"1 ONE\n2 TWO\n"
+    assert await second.get("log") == b"one\ntwo\n"
+    await second.close()
+
+
+async def test_an_older_epoch_can_neither_write_nor_read(driver: Driver, make: Make) -> None:
+    handle, old = await make(epoch=1)
+    await old.start("server", ARGV, stdin_open=True)
+    new = await driver.attach(handle, epoch=2)
+    for operation in (old.write("server", b"x\n"), old.read("server", 0), old.close_stdin("server")):
+        with pytest.raises(StaleEpoch):
+            await operation
+    await new.close()
+
+
+async def test_a_server_that_never_stops_talking_keeps_its_last_bytes_and_says_where_they_begin(
+    sandbox: Sandbox,
+) -> None:
+    await sandbox.start("loud", ["bash", "-c", "seq 1 200000; read"], stdin_open=True, output_bytes=4096)
+    end = 0
+    while end < 1_288_895:  # what seq says in all
+        end = (await sandbox.read("loud", end)).end
+    said = await sandbox.read("loud", 0)
+    assert said.offset == end - 4096
+    assert said.data.endswith(b"199999\n200000\n")
+    assert len(said.data) == 4096
+
+
+async def test_a_snapshot_freezes_a_server_and_kills_nothing(sandbox: Sandbox, store: BlobStore) -> None:
+    await sandbox.start("server", ARGV, stdin_open=True)
+    await sandbox.write("server", b"one\n")
+    await heard(sandbox, "server", b"ONE\n")
+    first = await sandbox.snapshot(store)
+    await sandbox.write("server", b"two\n")
+    assert await heard(sandbox, "server", b"TWO\n", 6) == b"1 ONE\n2 TWO\n"
+    assert await sandbox.snapshot(store) != first
+
+
+async def test_a_restore_says_that_a_server_is_lost(sandbox: Sandbox, store: BlobStore) -> None:
+    before = await sandbox.snapshot(store)
+    call = await sandbox.start("server", ARGV, stdin_open=True)
+    await heard(sandbox, "server", b"ready\n")
+    lost = await sandbox.restore(before, store)
+    assert any("python3" in name for name in lost)
+    assert (await call.result()).reason == "signal"
+    over = await sandbox.read("server", 6)
+    assert over.result is not None
+    assert over.result.reason == "signal"
+    with pytest.raises(OperationFailed, match="closed"):
+        await sandbox.write("server", b"x\n")
+
+
+async def test_the_end_of_a_server_reaches_whoever_waits_for_its_next_word(sandbox: Sandbox) -> None:
+    await sandbox.start("server", ARGV, stdin_open=True)
+    await heard(sandbox, "server", b"ready\n")
+    waiting = asyncio.create_task(sandbox.read("server", 6))
+    await sandbox.kill("server")
+    said = await waiting
+    assert said.data == b""
+    assert said.result is not None
+    assert said.result.reason == "signal"
+
+
+async def test_only_a_call_with_an_open_input_is_talked_with(sandbox: Sandbox) -> None:
+    await bash(sandbox, "true", key="k")
+    for operation in (sandbox.write("k", b""), sandbox.read("k", 0), sandbox.close_stdin("none")):
+        with pytest.raises(SandboxUsageError, match="open input"):
+            await operation
