@@ -24,6 +24,7 @@ _LOST = (
     asyncpg.CrashShutdownError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # "another operation is in progress": the server died in the middle of one
+    asyncpg.TooManyConnectionsError,  # those of a client that died are still being closed
 )
 _COLLIDED = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 

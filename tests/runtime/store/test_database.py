@@ -1,22 +1,39 @@
+"""Work is repeated when its connection is lost, in whatever words the driver says so."""
+
+from __future__ import annotations
+
 import asyncpg
 import pytest
 
+from runtime.store import Database
+
 
 @pytest.mark.parametrize(
-    "error",
+    "lost",
     [
-        asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress"),
+        ConnectionResetError("gone"),
+        asyncpg.AdminShutdownError("going"),
         asyncpg.InterfaceError("connection is closed"),
-        ConnectionResetError(),
         asyncpg.SerializationError(),
+        asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress"),
+        asyncpg.TooManyConnectionsError("sorry, too many clients already"),
     ],
 )
-async def test_work_is_done_again_when_its_connection_broke_however_that_showed(db, error):
-    failures = [error]
+async def test_work_whose_connection_was_lost_is_done_again(dsn: str, lost: Exception) -> None:
+    tries = []
 
-    async def work(connection):
-        if failures:
-            raise failures.pop()
-        return await connection.fetchval("SELECT 7")
+    async def work(connection: asyncpg.Connection) -> int:
+        tries.append(connection)
+        if len(tries) == 1:
+            raise lost
+        return int(await connection.fetchval("SELECT 7"))
 
-    assert await db.run(work) == 7
+    async with Database(dsn) as db:
+        assert await db.run(work) == 7
+    assert len(tries) == 2
+
+
+async def test_work_that_fails_by_itself_is_not_done_again(dsn: str) -> None:
+    async with Database(dsn) as db:
+        with pytest.raises(asyncpg.UndefinedTableError):
+            await db.execute("SELECT * FROM nothing_of_this_name")
