@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import asyncpg
 import pytest
 
@@ -37,3 +39,23 @@ async def test_work_that_fails_by_itself_is_not_done_again(dsn: str) -> None:
     async with Database(dsn) as db:
         with pytest.raises(asyncpg.UndefinedTableError):
             await db.execute("SELECT * FROM nothing_of_this_name")
+
+
+async def test_who_falls_silent_in_a_transaction_holds_its_lock_for_no_longer_than_agreed(dsn: str) -> None:
+    locked, freed = asyncio.Event(), asyncio.Event()
+    tries = []
+
+    async def silent(connection: asyncpg.Connection) -> None:
+        tries.append(connection)
+        await connection.execute("LOCK TABLE sessions")
+        locked.set()
+        await freed.wait()
+        await connection.execute("SELECT 1")
+
+    async with Database(dsn, idle_s=0.1) as first, Database(dsn) as second:
+        silence = asyncio.create_task(first.run(silent))
+        await locked.wait()
+        await second.execute("LOCK TABLE sessions")
+        freed.set()
+        await silence
+    assert len(tries) == 2
