@@ -137,7 +137,7 @@ class BubblewrapDriver:
         folder = self.records.make(spec.sandbox_id)
         facts: dict[str, object] = {"sandbox_id": spec.sandbox_id, "driver": self.name}
         try:
-            uid = host.free_uid(self.home, spec.sandbox_id) if os.getuid() == 0 else None
+            uid = host.free_uid(self.home, spec.sandbox_id, spec.session_id) if os.getuid() == 0 else None
             group = self._group(spec)
             facts["groups"] = [str(path) for path in group.folders.values()] if group else []
             self.records.write(spec.sandbox_id, facts)

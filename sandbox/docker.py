@@ -124,7 +124,7 @@ class DockerDriver:
     def _create(self, spec: SandboxSpec) -> Handle:
         folder = self.records.make(spec.sandbox_id)
         try:
-            uid = host.free_uid(self.home, spec.sandbox_id) if os.getuid() == 0 else os.getuid()
+            uid = host.free_uid(self.home, spec.sandbox_id, spec.session_id) if os.getuid() == 0 else os.getuid()
             token = secrets.token_hex(32)
             control = self._control(spec, folder, uid, token)
             container = self.engine.ask("run", "--detach", *self._options(spec, control, uid), patience_s=START_S)

@@ -123,9 +123,9 @@ class Driver(Protocol):
 
     `create` either returns a handle to a sandbox that answers, or leaves nothing behind and raises CreateFailed.
     `release` may be called any number of times, by any process, for a sandbox in any state. `found` looks at what
-    really runs, not only at what was written down. `reap` removes every sandbox of this home that is not in `live`, or those
-    of `among`. Where sandboxes are created meanwhile, ask for `found` first and for what is live then: a sandbox that
-    is announced before it is created is then in both, or in neither.
+    really runs, not only at what was written down. `reap` removes every sandbox of this home that is not in `live`, or
+    those of `among`. Where sandboxes are created meanwhile, ask for `found` first and then for what is live: a sandbox
+    that is announced before it is created is then in both, or in neither.
     """
 
     name: str
