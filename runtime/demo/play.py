@@ -106,18 +106,20 @@ def told(events: Iterable[tenuto.Event]) -> str:
 
 def count_repeats(stack: Stack, session_id: str, checkpoints: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Calls made, and calls that ran more than once, by the marks that the tools left in the workspace and outside."""
+    inside, outside = marks(stack, session_id, checkpoints)
+    repeats = sum(count - 1 for log in (inside, outside) for count in Counter(log).values())
+    return len(set(outside)), repeats
+
+
+def marks(stack: Stack, session_id: str, checkpoints: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """The call keys that the tools left in the last checkpoint's workspace, and outside."""
     store = BlobStore(stack.settings.blobs_dir)
     tree = snapshots.load(checkpoints[-1]["workspace_root"], store)
-    marks = [store.get(blob) for path, blob, _ in snapshots.files(tree) if path == "calls.log"]
-    inside = marks[0] if marks else b""
-    mark = outside_log(stack, session_id)
-    outside = mark.read_text() if mark.exists() else ""
-    repeats = 0
-    calls: Counter[str] = Counter()
-    for log in (inside.decode(), outside):
-        calls = Counter(key for key in log.split() if key.startswith(f"{session_id}/"))
-        repeats += sum(count - 1 for count in calls.values())
-    return len(calls), repeats
+    logs = [store.get(blob).decode() for path, blob, _ in snapshots.files(tree) if path == "calls.log"]
+    log = outside_log(stack, session_id)
+    inside, outside = "".join(logs[:1]), log.read_text() if log.exists() else ""
+    keys = [[key for key in text.split() if key.startswith(f"{session_id}/")] for text in (inside, outside)]
+    return keys[0], keys[1]
 
 
 def outside_log(stack: Stack, session_id: str) -> Path:
