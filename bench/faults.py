@@ -12,7 +12,8 @@ seed decides what breaks when; `--seed` plays the same plan again. Every fault s
     leaked     what ended sessions left: sandboxes, processes, pages, blobs, attempts that still run
     stuck      a session that does not come to rest
 
-An unsafe call whose sandbox was killed is not run again: its session says so and goes on (`outcome_unknown`).
+An unsafe call whose sandbox was killed is not run again: its session asks (`outcome_unknown`), and the bench looks for
+the call's mark outside and answers.
 `--sabotage` must turn a figure red: `skip-fence` writes into the record as an owner that was replaced would,
 `rerun-tool` leaves the mark of a second run, `leak-process` leaves a process behind.
 """
@@ -26,7 +27,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +80,10 @@ async def disturbed(made: Bed, wanted: Wanted, faults: list[Fault] | None = None
     striker = Striker(made, 0)
     seeds = [wanted.seed * 1000 + number for number in range(wanted.seeds)]
     lines: list[Line] = [{"kind": "about", "without": sorted(made.without), "seed": wanted.seed}]
-    lines += await _played(made, striker, iter([(seed, []) for seed in seeds]), wanted)
+    calm = await _played(made, striker, iter([(seed, []) for seed in seeds]), wanted, {})
+    outputs = {line["seed"]: line["outputs"] for line in calm}
     striker.budget = wanted.kills
-    lines += await _played(made, striker, _plans(made, striker, wanted, seeds, faults), wanted)
+    lines += calm + await _played(made, striker, _plans(made, striker, wanted, seeds, faults), wanted, outputs)
     await striker.settled()
     lines += [{**struck, "kind": "fault", "kind_of_fault": struck["kind"]} for struck in striker.struck]
     lines.append({"kind": "left", "when": "ended", "what": await left_behind(made.stack)})
@@ -98,14 +100,21 @@ def _plans(
         yield seeds[number % len(seeds)], faults or plan(rng, wanted.each, made.without)
 
 
-async def _played(made: Bed, striker: Striker, plans: Iterator[tuple[int, list[Fault]]], wanted: Wanted) -> list[Line]:
+async def _played(
+    made: Bed,
+    striker: Striker,
+    plans: Iterator[tuple[int, list[Fault]]],
+    wanted: Wanted,
+    outputs: Mapping[int, Sequence[str]],
+) -> list[Line]:
     lines: list[Line] = []
 
     async def play_on() -> None:
         async with tenuto.AsyncClient(made.stack.api_url, made.stack.api_key) as client:
             for seed, faults in plans:
                 watch = _sabotage(made, wanted.sabotage) if faults else _nothing
-                line = await Player(client, striker, seed, faults, watch=watch).play()
+                player = Player(client, striker, seed, faults, outputs=outputs.get(seed, ()), watch=watch)
+                line = await player.play()
                 lines.append(line)
                 _tell(line, striker)
 

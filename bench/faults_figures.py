@@ -45,18 +45,16 @@ def misses(figure: dict[str, Any]) -> list[str]:
 
 
 def lost(session: Line) -> list[str]:
-    """What was acknowledged and is not there, each in words: events, messages, tokens, results, checkpoints; and
-    answers: a session that failed, unless a call's outcome is unknown, which only a person can settle."""
+    """What was acknowledged and is not there, each in words: events, messages and their answers, tokens, results,
+    checkpoints."""
     seen = [tuple(event) for event in session["seen"]]
     again = {tuple(event) for event in session["again"]}
     ids = [event[0] for event in seen]
     found = ["positions with a gap or a repeat"] if ids != list(range(1, len(ids) + 1)) else []
     found += [f"event {event[0]} {event[1]}" for event in seen if event not in again]
     if not session["stuck"]:
-        failed = len(session["failures"])
-        taken = len(session["consumed"]) + failed  # a message whose turn failed may have been answered by that alone
-        found += [f"{len(session['acknowledged'])} messages, {taken} answers"] * (len(session["acknowledged"]) > taken)
-    found += [f"a failed turn: {said}" for said in session["failures"][len(session["unknown"]) :]]
+        found += [f"message {one}" for one in session["acknowledged"] if one not in session["consumed"]]
+    found += [f"a failed turn: {said}" for said in session["failures"]]
     found += _lost_tokens(session)
     made = {event[2] for event in seen if event[1] == "checkpoint.created"}
     return found + [f"checkpoint of step {step}" for step in sorted(made - set(session["checkpoints"]))]
@@ -92,23 +90,16 @@ def repeated(session: Line) -> int:
 
 
 def diverged(calm: Sequence[Line]) -> Callable[[Line], bool]:
-    """Whether a session's tokens differ from the undisturbed run of its seed, up to a step that failed."""
+    """Whether a session's tokens differ from the undisturbed run of its seed, or what its tools printed."""
     undisturbed = {line["seed"]: line for line in calm}
 
     def differs(session: Line) -> bool:
         other = undisturbed[session["seed"]]
-        if session["unknown"]:
-            first = min(session["unknown"])
-            return _before(session, first) != _before(other, first)
         if session["stuck"] or session["failures"]:
             return False  # counted as such
         return _all(session) != _all(other) or session["outputs"] != other["outputs"]
 
     return differs
-
-
-def _before(session: Line, step: int) -> list[list[int]]:
-    return [token_ids for number, _, token_ids in session["transcript"] if number < step]
 
 
 def _all(session: Line) -> list[int]:
@@ -140,7 +131,7 @@ def report(figure: dict[str, Any]) -> list[str]:
     text = [f"{row[0]:<22}{row[1]:>8}{row[2]:>8}{row[3]:>8}" for row in rows]
     promises = ", ".join(f"{figure[name]} {name}" for name in PROMISES)
     text.append(f"{figure['kills']} faults in {figure['sessions']} sessions: {promises}")
-    text.append(f"{figure['outcome_unknown']} calls whose outcome is unknown were left to a person")
+    text.append(f"{figure['outcome_unknown']} calls whose outcome nobody saw were asked about")
     if figure["skipped"]:
         text.append(f"not possible here: {', '.join(figure['skipped'])}")
     return text

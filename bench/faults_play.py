@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import tenuto
@@ -15,7 +16,7 @@ from bench.evidence import Line
 from bench.faults_plan import TOOL_S, Fault
 from bench.faults_strike import Striker, Struck
 from runtime.demo import story
-from runtime.demo.play import marks
+from runtime.demo.play import marks, outside_log
 
 T = TypeVar("T")
 REST_S = 240.0  # a turn that has not ended by then is stuck
@@ -49,20 +50,23 @@ class Player:
         seed: int,
         faults: Sequence[Fault],
         *,
+        outputs: Sequence[str] = (),
         watch: Watch = lambda player, event: None,
         rest_s: float = REST_S,
     ) -> None:
+        """`outputs`: of the undisturbed run, for a person who is asked how a call ended."""
         self.client, self.striker, self.seed = client, striker, seed
         self.session_id = ""
         self.line: Line = {"kind": "session" if faults else "calm", "seed": seed, "stuck": False}
         self._waiting = list(faults)
+        self._calm_outputs = outputs
         self._watch = watch
         self._rest_s = rest_s
         self._seen: list[list[Any]] = []  # id, type, step
         self._deltas: dict[int, list[list[Any]]] = {}  # step -> offset, token ids
         self._outputs: list[str] = []
         self._failures: list[str] = []
-        self._unknown: list[int] = []  # steps in which a call's outcome is unknown
+        self._unknown: list[str] = []  # calls whose outcome was asked for, by key
         self._tells: list[dict[str, Any]] = []
         self._acknowledged: list[str] = []
         self._count = dict.fromkeys(("think", "tool", "between"), 0)
@@ -160,8 +164,9 @@ class Player:
         elif event.type == "session.failed":
             self._failures.append(event.data["message"])
         elif event.type == "tool.outcome_unknown":
-            assert event.step is not None
-            self._unknown.append(event.step)
+            self._later.append(
+                asyncio.create_task(self._answer(f"{self.session_id}/{event.step}/{event.data['call']}"))
+            )
 
     def _moments(self, event: tenuto.Event) -> list[tuple[str, float]]:
         """The named moments that an event stands for, and how far into it the session is."""
@@ -183,6 +188,17 @@ class Player:
         for fault in [fault for fault in self._waiting if fault.moment == "idle"]:
             self._waiting.remove(fault)
             await self._strike(fault, fault.after)
+
+    async def _answer(self, key: str) -> None:
+        """Be the person who finds out whether an unsafe call took effect: by its mark outside."""
+        self._unknown.append(key)
+        log = outside_log(self.striker.bed.stack, self.session_id)
+        ran = log.exists() and key in log.read_text().split()
+        more = {"output": self._calm_outputs[self._count["tool"] - 1]} if ran else {}
+        session = await stubborn(lambda: self.client.sessions.get(self.session_id))
+        for question in await stubborn(session.questions):
+            with contextlib.suppress(tenuto.APIError):  # the answer to an answer was lost: it holds
+                await stubborn(partial(self.client.answer, question.id, "ran" if ran else "did_not_run", **more))
 
     async def _strike(self, fault: Fault, after_s: float) -> None:
         await asyncio.sleep(after_s)
