@@ -36,12 +36,14 @@ bench: setup
 	$(BIN)/python -m bench.wake
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.policy
+	$(BIN)/python -m bench.steps
 
 soak: setup
 	$(BIN)/python -m bench.crowd --seconds 300
 	$(BIN)/python -m pytest tests/engine/test_schedules.py --hypothesis-profile=soak --timeout=3600
 	$(BIN)/python -m pytest tests/engine -m soak --timeout=3600
 	$(BIN)/python -m bench.resume --seeds 20
+	$(BIN)/python -m bench.faults --kills 300
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,10 +18,12 @@ from bench import (
     engine_figures,
     eval_figures,
     evidence,
+    faults_figures,
     policy_figures,
     policy_replay,
     replay_figures,
     resume,
+    steps_figures,
     wake_figures,
 )
 
@@ -68,6 +70,8 @@ BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "policy.jsonl": _plain(policy_figures.figures, policy_figures.is_green),
     "wake.jsonl": _sealed(wake_figures),
     "replay.jsonl": _sealed(replay_figures),
+    "faults.jsonl": _sealed(faults_figures),
+    "steps.jsonl": _sealed(steps_figures),
     "policy_check.jsonl": _plain(policy_replay.compared, policy_replay.is_close),
 }
 

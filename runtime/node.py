@@ -85,10 +85,11 @@ async def reap(db: Database, driver: Driver, node_id: str) -> list[str]:
         " AND s.state IN ('cancelled', 'completed')",
         node_id,
     )
-    found = await driver.reap(await fleet.live_sandboxes(db, node_id))
-    if found:
-        log.warning("reaped sandboxes without a session: %s", ", ".join(found))
-    return found
+    found = await driver.found()  # before the record is asked: what is created meanwhile is none of these
+    reaped = await driver.reap(await fleet.live_sandboxes(db, node_id), found)
+    if reaped:
+        log.warning("reaped sandboxes without a session: %s", ", ".join(reaped))
+    return reaped
 
 
 async def _collect_pages(db: Database, engine: EngineLink) -> None:

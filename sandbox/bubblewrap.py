@@ -137,7 +137,7 @@ class BubblewrapDriver:
         folder = self.records.make(spec.sandbox_id)
         facts: dict[str, object] = {"sandbox_id": spec.sandbox_id, "driver": self.name}
         try:
-            uid = host.free_uid(self.home, spec.sandbox_id) if os.getuid() == 0 else None
+            uid = host.free_uid(self.home, spec.sandbox_id, spec.session_id) if os.getuid() == 0 else None
             group = self._group(spec)
             facts["groups"] = [str(path) for path in group.folders.values()] if group else []
             self.records.write(spec.sandbox_id, facts)
@@ -235,14 +235,20 @@ class BubblewrapDriver:
             await asyncio.to_thread(host.end, handle.pid, handle.start)
         await asyncio.to_thread(self._remove, handle.sandbox_id)
 
-    async def reap(self, live: Collection[str]) -> list[str]:
-        return await asyncio.to_thread(self._reap, frozenset(live))
+    async def found(self) -> list[str]:
+        return await asyncio.to_thread(self._found)
 
-    def _reap(self, live: frozenset[str]) -> list[str]:
+    def _found(self) -> list[str]:
         known = {*self.records, *(sandbox_id for sandbox_id, _, _ in host.agents(self.home))}
         known |= set(host.uid_owners(self.home))
         known |= set(self.groups.names(f"{self.home}-") if self.groups else [])
-        dead = sorted(known - live)
+        return sorted(known)
+
+    async def reap(self, live: Collection[str], among: Collection[str] | None = None) -> list[str]:
+        return await asyncio.to_thread(self._reap, frozenset(await self.found() if among is None else among), live)
+
+    def _reap(self, known: frozenset[str], live: Collection[str]) -> list[str]:
+        dead = sorted(known.difference(live))
         for sandbox_id in dead:
             self._remove(sandbox_id)
         return dead

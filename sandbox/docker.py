@@ -124,7 +124,7 @@ class DockerDriver:
     def _create(self, spec: SandboxSpec) -> Handle:
         folder = self.records.make(spec.sandbox_id)
         try:
-            uid = host.free_uid(self.home, spec.sandbox_id) if os.getuid() == 0 else os.getuid()
+            uid = host.free_uid(self.home, spec.sandbox_id, spec.session_id) if os.getuid() == 0 else os.getuid()
             token = secrets.token_hex(32)
             control = self._control(spec, folder, uid, token)
             container = self.engine.ask("run", "--detach", *self._options(spec, control, uid), patience_s=START_S)
@@ -230,15 +230,20 @@ class DockerDriver:
             if not dead:
                 raise
 
-    async def reap(self, live: Collection[str]) -> list[str]:
-        return await asyncio.to_thread(self._reap, frozenset(live))
+    async def found(self) -> list[str]:
+        return await asyncio.to_thread(self._found)
 
-    def _reap(self, live: frozenset[str]) -> list[str]:
+    def _found(self) -> list[str]:
         form = f'{{{{.Label "{LABEL}.sandbox"}}}}'
         listed = self.engine.ask("ps", "--all", "--filter", f"label={LABEL}.home={self.home}", "--format", form)
-        known = {*self.records, *listed.split(), *host.uid_owners(self.home)}
+        return sorted({*self.records, *listed.split(), *host.uid_owners(self.home)})
+
+    async def reap(self, live: Collection[str], among: Collection[str] | None = None) -> list[str]:
+        return await asyncio.to_thread(self._reap, frozenset(await self.found() if among is None else among), live)
+
+    def _reap(self, known: frozenset[str], live: Collection[str]) -> list[str]:
         dead = []
-        for sandbox_id in sorted(known - live):
+        for sandbox_id in sorted(known.difference(live)):
             try:
                 self._remove(sandbox_id)
             except SandboxFailure:

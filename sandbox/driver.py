@@ -154,9 +154,10 @@ class Driver(Protocol):
     """A way to make sandboxes.
 
     `create` either returns a handle to a sandbox that answers, or leaves nothing behind and raises CreateFailed.
-    `release` may be called any number of times, by any process, for a sandbox in any state. `reap` looks at what really
-    runs, not only at what was written down, and removes every sandbox of this home that is not in `live`: call it only
-    after the id of a sandbox about to be created is in `live`.
+    `release` may be called any number of times, by any process, for a sandbox in any state. `found` looks at what
+    really runs, not only at what was written down. `reap` removes every sandbox of this home that is not in `live`, or
+    those of `among`. Where sandboxes are created meanwhile, ask for `found` first and then for what is live: a sandbox
+    that is announced before it is created is then in both, or in neither.
     """
 
     name: str
@@ -170,6 +171,10 @@ class Driver(Protocol):
 
     async def release(self, handle: Handle) -> None: ...
 
-    async def reap(self, live: Collection[str]) -> list[str]: ...
+    async def found(self) -> list[str]:
+        """Ids of the sandboxes of this home that anything is there of, sorted."""
+        ...
+
+    async def reap(self, live: Collection[str], among: Collection[str] | None = None) -> list[str]: ...
 
     async def describe(self) -> Description: ...

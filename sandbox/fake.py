@@ -89,9 +89,11 @@ class FakeDriver:
     async def release(self, handle: Handle) -> None:
         await asyncio.to_thread(self._remove, handle.sandbox_id)
 
-    async def reap(self, live: Collection[str]) -> list[str]:
-        known = {*self.records, *(sandbox_id for sandbox_id, _, _ in host.agents(self.home))}
-        dead = sorted(known - set(live))
+    async def found(self) -> list[str]:
+        return sorted({*self.records, *(sandbox_id for sandbox_id, _, _ in host.agents(self.home))})
+
+    async def reap(self, live: Collection[str], among: Collection[str] | None = None) -> list[str]:
+        dead = sorted(set(await self.found() if among is None else among).difference(live))
         for sandbox_id in dead:
             await asyncio.to_thread(self._remove, sandbox_id)
         return dead

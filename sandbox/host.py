@@ -104,10 +104,13 @@ def end_agents(home: str, sandbox_id: str) -> None:
             raise SandboxFailure(f"process {pid} of the sandbox {sandbox_id} does not die; it may wait for a device")
 
 
-def free_uid(home: str, sandbox_id: str) -> int:
-    """A uid that no living sandbox of this host has; only root can hand one out. `return_uid` gives it back."""
+def free_uid(home: str, sandbox_id: str, session_id: str) -> int:
+    """A uid that no living sandbox of this host has; only root can hand one out. `return_uid` gives it back.
+
+    The one that the session's last sandbox had, if it is free: what that left in a writable volume is the session's.
+    """
     UID_LOCKS.mkdir(mode=0o700, exist_ok=True)
-    first = int(hashlib.sha256(f"{home} {sandbox_id}".encode()).hexdigest(), 16)
+    first = int(hashlib.sha256(f"{home} {session_id}".encode()).hexdigest(), 16)
     for step in range(UIDS):
         uid = FIRST_UID + (first + step) % UIDS
         with suppress(FileExistsError):

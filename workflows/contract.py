@@ -30,6 +30,7 @@ class ErrorType:
     SANDBOX_LOST = "SandboxLost"
     STALE_EPOCH = "StaleEpoch"
     DRAINING = "Draining"
+    DISK_FULL = "DiskFull"  # somebody may be making room
     REFUSED = "Refused"  # the request itself is at fault: the session fails with its message
 
 

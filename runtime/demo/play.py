@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from sandbox import BlobStore, snapshots
 
 Watch = Callable[[tenuto.Event], None]
 Say = Callable[[str], None]
+
+TOLD = 12  # the last events that a failure shows
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,10 @@ async def play(
     watch: Watch = lambda _: None,
     say: Say = lambda _: None,
 ) -> Played:
-    """Run the story once and cancel the session at the end. Raises SessionFailed if it could not finish."""
+    """Run the story once and cancel the session at the end. Raises SessionFailed if either turn could not finish."""
     session = await client.sessions.create(**spec)
     played = Played(session.id)
+    latest: deque[tenuto.Event] = deque(maxlen=TOLD)
     await session.send(**MESSAGE)
     turn = tenuto.TurnReader(await session.send(**FOLLOW_UP))  # accepted now, taken when the first is answered
     executioner = _Executioner(stack, list(kills), played, say)
@@ -78,8 +81,10 @@ async def play(
         turn.feed(event)
         executioner.feed(event)
         played.event_ids.append(event.id)
-        if event.type == "session.failed":  # of either turn: the reader's own is the last
-            raise tenuto.SessionFailed(f"the session failed at event {event.id}. {event.data.get('message', '')}")
+        if event.type != "model.delta":
+            latest.append(event)
+        if event.type == "session.failed":  # the follow-up would be answered all the same
+            raise tenuto.SessionFailed(f"{event.data['message']}\nafter {told(latest)}")
         if event.type == "tool.settled":
             played.outputs.append(event.data["preview"])
         if event.type == "kv.recomputed":
@@ -94,20 +99,27 @@ async def play(
     return played
 
 
+def told(events: Iterable[tenuto.Event]) -> str:
+    """Events as lines, for whoever has to find out what happened."""
+    return "\n".join(f"{e.id} {e.type} of step {e.step}, attempt {e.attempt}: {e.data}"[:400] for e in events)
+
+
 def count_repeats(stack: Stack, session_id: str, checkpoints: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Calls made, and calls that ran more than once, by the marks that the tools left in the workspace and outside."""
+    inside, outside = marks(stack, session_id, checkpoints)
+    repeats = sum(count - 1 for log in (inside, outside) for count in Counter(log).values())
+    return len(set(outside)), repeats
+
+
+def marks(stack: Stack, session_id: str, checkpoints: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """The call keys that the tools left in the last checkpoint's workspace, and outside."""
     store = BlobStore(stack.settings.blobs_dir)
     tree = snapshots.load(checkpoints[-1]["workspace_root"], store)
-    marks = [store.get(blob) for path, blob, _ in snapshots.files(tree) if path == "calls.log"]
-    inside = marks[0] if marks else b""
-    mark = outside_log(stack, session_id)
-    outside = mark.read_text() if mark.exists() else ""
-    repeats = 0
-    calls: Counter[str] = Counter()
-    for log in (inside.decode(), outside):
-        calls = Counter(key for key in log.split() if key.startswith(f"{session_id}/"))
-        repeats += sum(count - 1 for count in calls.values())
-    return len(calls), repeats
+    logs = [store.get(blob).decode() for path, blob, _ in snapshots.files(tree) if path == "calls.log"]
+    log = outside_log(stack, session_id)
+    inside, outside = "".join(logs[:1]), log.read_text() if log.exists() else ""
+    keys = [[key for key in text.split() if key.startswith(f"{session_id}/")] for text in (inside, outside)]
+    return keys[0], keys[1]
 
 
 def outside_log(stack: Stack, session_id: str) -> Path:

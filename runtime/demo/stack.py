@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,16 +71,19 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def running_stack(environment: Mapping[str, str], say: Say) -> AsyncIterator[Stack]:
-    """Start `tenuto up` with these TENUTO_* variables over the present ones; stop it on the way out."""
+async def running_stack(
+    environment: Mapping[str, str], say: Say, argv: Sequence[str] = ("runtime.cli", "up", "--json")
+) -> AsyncIterator[Stack]:
+    """Start `tenuto up` with these TENUTO_* variables over the present ones; stop it on the way out.
+
+    `argv`: a module that stands in for `tenuto up`, and its arguments.
+    """
     variables = {**os.environ, **environment}
-    settings = Settings.load({k: v for k, v in variables.items() if k.startswith("TENUTO_") or k in _PATHS})
+    settings = settings_with(environment)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "runtime.cli",
-        "up",
-        "--json",
+        *argv,
         env=variables,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
@@ -95,6 +98,12 @@ async def running_stack(environment: Mapping[str, str], say: Say) -> AsyncIterat
         draining.cancel()
     finally:
         await _stop(process)
+
+
+def settings_with(environment: Mapping[str, str]) -> Settings:
+    """What a stack with these variables over the present ones is asked for."""
+    variables = {**os.environ, **environment}
+    return Settings.load({k: v for k, v in variables.items() if k.startswith("TENUTO_") or k in _PATHS})
 
 
 _PATHS = ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")

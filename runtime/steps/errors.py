@@ -8,6 +8,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
+import asyncpg
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
@@ -26,8 +27,11 @@ _MEANING: tuple[tuple[type[Exception], str], ...] = (
     (sandbox.StaleEpoch, ErrorType.STALE_EPOCH),
     (Unavailable, ErrorType.DRAINING),
     (engine.EngineFault, ErrorType.ENGINE_LOST),
-    (sandbox.SandboxLost, ErrorType.SANDBOX_LOST),
-    (sandbox.SandboxFailure, ErrorType.REFUSED),  # the sandbox lives and cannot do it: another one could not either
+    (sandbox.OperationFailed, ErrorType.REFUSED),  # the sandbox lives and says no: a new one would say the same
+    (sandbox.BlobMissing, ErrorType.REFUSED),
+    (sandbox.BlobCorrupt, ErrorType.REFUSED),
+    (sandbox.NoSandbox, ErrorType.REFUSED),
+    (sandbox.SandboxFailure, ErrorType.SANDBOX_LOST),  # lost, or not made in time: Docker may be starting again
     (RequestError, ErrorType.REFUSED),
     (engine.RequestError, ErrorType.REFUSED),
     (sandbox.SandboxUsageError, ErrorType.REFUSED),
@@ -39,6 +43,9 @@ DISK_FULL = "No space left on device: free some where TENUTO_HOME lies, then sen
 
 
 def disk_is_full(error: Exception) -> bool:
+    """Ours, or the database's."""
+    if isinstance(error, asyncpg.DiskFullError):
+        return True
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -47,7 +54,7 @@ def meaning(error: Exception) -> str | None:
     if isinstance(error, engine.RequestError) and error.code == "stale_epoch":
         return ErrorType.STALE_EPOCH  # a newer owner, not the request's fault
     if disk_is_full(error):
-        return ErrorType.REFUSED
+        return ErrorType.DISK_FULL
     return next((kind for cls, kind in _MEANING if isinstance(error, cls)), None)
 
 

@@ -22,24 +22,37 @@ _LOST = (
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # "another operation is in progress": the server died in the middle of one
+    asyncpg.TooManyConnectionsError,  # those of a client that died are still being closed
 )
 _COLLIDED = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 
 
 class Database:
-    """A connection pool. `patience_s`: how long work waits for a server that is away before `Unavailable`."""
+    """A connection pool. `patience_s`: how long work waits for a server that is away before `Unavailable`.
 
-    def __init__(self, dsn: str, *, size: int = 8, patience_s: float = 60.0) -> None:
+    `idle_s`: how long the server keeps a transaction whose client says nothing. Whoever is stopped, or away without a
+    word as a host without power is, would else hold the lock of its session for hours.
+    """
+
+    def __init__(self, dsn: str, *, size: int = 8, patience_s: float = 60.0, idle_s: float = 10.0) -> None:
         self.dsn = dsn
         self._size = size
         self._patience_s = patience_s
+        self._settings = {"idle_in_transaction_session_timeout": f"{idle_s * 1000:.0f}ms"}
         self._pool: asyncpg.Pool | None = None
 
     async def __aenter__(self) -> Self:
         self._pool = await asyncpg.create_pool(
-            self.dsn, min_size=0, max_size=self._size, init=_set_codecs, command_timeout=30, timeout=10
+            self.dsn,
+            min_size=0,
+            max_size=self._size,
+            init=_set_codecs,
+            command_timeout=30,
+            timeout=10,
+            server_settings=self._settings,
         )
         return self
 

@@ -2,6 +2,7 @@
 
 import errno
 
+import asyncpg
 import pytest
 
 import engine
@@ -22,7 +23,8 @@ from workflows.states import Event, IllegalTransition, State
         (sandbox.SandboxLost("x"), ErrorType.SANDBOX_LOST),
         (sandbox.StaleEpoch("x"), ErrorType.STALE_EPOCH),
         (sandbox.NoSandbox("x"), ErrorType.REFUSED),
-        (sandbox.CreateFailed("x"), ErrorType.REFUSED),
+        (sandbox.CreateFailed("x"), ErrorType.SANDBOX_LOST),
+        (sandbox.SandboxFailure("docker rm did not answer within 30 s"), ErrorType.SANDBOX_LOST),
         # The sandbox lives and says no: a new one would say the same, for ever.
         (sandbox.OperationFailed("apply: No space left on device"), ErrorType.REFUSED),
         (sandbox.BlobMissing("x"), ErrorType.REFUSED),
@@ -30,7 +32,8 @@ from workflows.states import Event, IllegalTransition, State
         (sandbox.BadPath("x"), ErrorType.REFUSED),
         (InvalidRequest("x"), ErrorType.REFUSED),
         (IllegalTransition(State.IDLE, Event.RUN_TOOL), ErrorType.REFUSED),
-        (OSError(errno.ENOSPC, "full"), ErrorType.REFUSED),
+        (OSError(errno.ENOSPC, "full"), ErrorType.DISK_FULL),
+        (asyncpg.DiskFullError("full"), ErrorType.DISK_FULL),
         (StaleEpoch("x"), ErrorType.STALE_EPOCH),
         (Unavailable("x"), ErrorType.DRAINING),
         (KeyError("a bug"), None),

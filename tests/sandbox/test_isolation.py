@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
-from sandbox import Call, Driver, Handle, Limits, Sandbox, SandboxBusy, Volume, seccomp
+from sandbox import Call, Driver, Handle, Limits, Sandbox, SandboxBusy, SandboxSpec, Volume, seccomp
 from tests.sandbox.conftest import LIMITS, Make, bash, python
 
 pytestmark = pytest.mark.isolated
@@ -135,6 +136,7 @@ async def test_nothing_leaves_no_loopback_of_the_host_no_metadata_no_names(sandb
         abstract.bind("\0tenuto-test-abstract")
         abstract.listen()
         code = f"""
+import shutil
 import socket
 reached = []
 for address in [("127.0.0.1", {tcp.getsockname()[1]}), ("169.254.169.254", 80), ("8.8.8.8", 53), ("1.1.1.1", 443)]:
@@ -266,6 +268,23 @@ async def test_a_declared_volume_is_there_read_only_or_not_and_nothing_beside_it
     assert (home / "open" / "file").read_text() == "new\n"
     assert (home / "shut" / "file").read_text() == "shut"
     assert (await bash(sandbox, "ls /mnt; ls /mnt/shut/..")).output.split() == [b"open", b"shut"] * 2
+
+
+async def test_a_session_goes_on_with_its_own_files_in_a_volume_when_its_sandbox_was_replaced(
+    driver: Driver, home: Path
+) -> None:
+    place = home / "kept"
+    place.mkdir()
+    place.chmod(0o777)
+    volumes = (Volume(place, "/mnt/kept", read_only=False),)
+    for name in ("first", "second"):
+        handle = await driver.create(SandboxSpec(name, "one-session", "tenant", 1, LIMITS, volumes))
+        sandbox = await driver.attach(handle)
+        assert (await bash(sandbox, f"echo {name} >> /mnt/kept/log")).ok
+        await sandbox.close()
+        await driver.release(handle)
+    assert (place / "log").read_text() == "first\nsecond\n"
+    shutil.rmtree(place)
 
 
 async def test_two_sandboxes_do_not_see_each_other(make: Make) -> None:

@@ -119,6 +119,15 @@ async def test_the_reaper_removes_what_is_not_live_and_keeps_what_is(driver: Dri
     assert await driver.reap([]) == []
 
 
+async def test_a_sandbox_that_is_created_while_the_reaper_asks_what_is_live_is_left_alone(driver: Driver) -> None:
+    await driver.create(SandboxSpec("lost", "session", "tenant", 1, LIMITS))
+    found = await driver.found()
+    young = await driver.create(SandboxSpec("young", "session", "tenant", 1, LIMITS))
+    assert await driver.reap([], found) == ["lost"]
+    assert not is_gone(young.pid, young.start)
+    assert await driver.found() == ["young"]
+
+
 async def test_the_reaper_finds_a_sandbox_whose_record_is_lost(driver: Driver) -> None:
     handle = await driver.create(SandboxSpec("unwritten", "session", "tenant", 1, LIMITS))
     driver.records.remove("unwritten")  # type: ignore[attr-defined]
