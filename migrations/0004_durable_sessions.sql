@@ -5,6 +5,7 @@ ALTER TABLE sessions
     ADD COLUMN ending       text CHECK (ending IN ('cancelled', 'completed')),
     ADD COLUMN parent_id    text,                             -- forked from, or started by, this session
     ADD COLUMN parent_step  int,
+    ADD COLUMN parent_call  int,                              -- of the tool step whose call this session is; null: a fork
     ADD COLUMN budget       jsonb,                            -- limits as raised since; null: those of the config
     ADD COLUMN warned       text[] NOT NULL DEFAULT '{}',     -- measures that were warned of at their present limit
     ADD COLUMN spent_tokens bigint NOT NULL DEFAULT 0,        -- sampled

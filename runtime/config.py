@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from runtime.text import fault
-from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool
+from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool, SessionTool
 from sandbox import TOOLS
 
 MAX_SERVERS = 8
@@ -105,6 +105,28 @@ class SessionConfig(Frozen):
         if unknown := sorted(named - {"*", *self.tool_names}):
             raise ValueError(f"approvals: {unknown[0]!r} is no tool of this session; use a tool's name, or *")
         return self
+
+    @model_validator(mode="after")
+    def _children_can_be_made(self) -> Self:
+        for tool in self.declared:
+            if isinstance(tool, SessionTool):
+                try:
+                    self.of_child(tool)
+                except ValidationError as error:
+                    raise ValueError(f"the session of {tool.name!r}: {error.errors()[0]['msg']}") from None
+        return self
+
+    def of_child(self, tool: SessionTool) -> SessionConfig:
+        """What a session is made of that runs as this session's tool. Raises ValidationError."""
+        return SessionConfig(
+            model=self.model or "any",
+            system=tool.system,
+            tools=tool.tools,
+            limits=self.limits,
+            sampling=self.sampling,
+            kv=self.kv,
+            context_policy=self.context_policy,
+        )
 
     def approval_of(self, tool: str) -> Approval | None:
         """What a call of this tool needs first; None: nothing."""

@@ -56,6 +56,7 @@ async def serve(settings: Settings) -> None:
             blobs=BlobStore(settings.blobs_dir),
             volumes=settings.sandbox_volumes,
             egress=Egress(settings.egress_allow),
+            temporal=client,
         )
         await reap(db, driver, settings.node_id)
         await collect_all(services)

@@ -14,7 +14,7 @@ from runtime.errors import InvalidRequest, Unavailable
 from runtime.specs import tool_specs
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress, EgressRefused
-from runtime.tools.kinds import CommandTool
+from runtime.tools.kinds import HttpTool, McpTool, SessionTool
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -50,18 +50,27 @@ def ensure_tools_work(config: SessionConfig) -> None:
             tool_grammar(specs, "required")
     except ToolSchemaError as error:
         raise InvalidRequest(f"tools: {error}", param="tools") from error
+    for child in _children(config):
+        ensure_tools_work(child)
+
+
+def _children(config: SessionConfig) -> list[SessionConfig]:
+    """What the sessions are made of that run as tools of this one."""
+    return [config.of_child(tool) for tool in config.declared if isinstance(tool, SessionTool)]
 
 
 def ensure_reachable(request: Request, config: SessionConfig) -> None:
     """Raises InvalidRequest where a tool's host is not one that may be reached. Names are looked up at the call."""
     egress: Egress = request.app.state.egress
     for tool in config.declared:
-        url = None if isinstance(tool, CommandTool) else tool.url
+        url = tool.url if isinstance(tool, HttpTool | McpTool) else None
         try:
             if url is not None:
                 egress.check(url)
         except EgressRefused as refused:
             raise InvalidRequest(f"tools: {tool.name}: {refused}", param="tools", code="host_not_allowed") from None
+    for child in _children(config):
+        ensure_reachable(request, child)
 
 
 def ensure_it_fits(

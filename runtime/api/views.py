@@ -248,7 +248,8 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
             "tool_s": row["tool_ms"] / 1000,
             "wall_s": row["busy_ms"] / 1000,
         },
-        "forked_from": {"session_id": row["parent_id"], "step": row["parent_step"]} if row["parent_id"] else None,
+        "parent": row["parent_id"] if row["parent_call"] is not None else None,
+        "forked_from": _forked_from(row),
         "seed": row["seed"],
         "epoch": row["epoch"],
         "node": row["node_id"],
@@ -257,6 +258,12 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
         "created_at": _time(row["created_at"]),
         "updated_at": _time(row["updated_at"]),
     }
+
+
+def _forked_from(row: asyncpg.Record) -> dict[str, Any] | None:
+    if row["parent_id"] is None or row["parent_call"] is not None:
+        return None
+    return {"session_id": row["parent_id"], "step": row["parent_step"]}
 
 
 def _time(value: datetime.datetime | None) -> str | None:

@@ -12,6 +12,7 @@ from engine.tokens import ToolResult
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps.boxes import open_box
+from runtime.steps.children import Child, end_child, run_child
 from runtime.steps.gates import ask
 from runtime.steps.services import Services
 from runtime.store import budgets, ledger
@@ -20,6 +21,7 @@ from runtime.store.questions import Answer, Asked
 from runtime.store.values import Attempt, Owner
 from runtime.tools.catalog import Catalog, Known, Listings
 from runtime.tools.egress import EgressRefused
+from runtime.tools.kinds import ClientTool, SessionTool
 from runtime.tools.outcome import Outcome, as_text, without_secrets
 from runtime.tools.running import Place, check, run_inside, run_outside, stop_inside
 from sandbox import BadArguments, Sandbox
@@ -59,6 +61,11 @@ class Step:
                 self._box = await open_box(self.services, self.owner, self.attempt, self.config, root)
             return self._box
 
+    def child(self, call: Call) -> Child:
+        """The session that a call of a session tool is."""
+        key = call_key(self.owner.session_id, self.attempt.step_no, call.call_no)
+        return Child(key, self.attempt.session, self.attempt.step_no, call.call_no)
+
     def place(self, call: Call, known: Known, *, again: bool) -> Place:
         """What the run of a call is told, whichever kind it is."""
         server = known.spec.name.partition("__")[0]
@@ -82,8 +89,9 @@ async def run_calls(
     One that may write the workspace runs alone; others run together with their neighbours. A failure of one does not
     cut off the rest: each is settled, or its record says what it is. Raises Held while a person's word is missing.
     """
-    results: list[ToolResult] = []
-    for together in rounds(step.tools, calls):
+    results: dict[int, ToolResult] = {}
+    here = [call for call in calls if not _is_the_callers(step, call)]
+    for together in rounds(step.tools, here):
         limit = asyncio.Semaphore(AT_ONCE)
         claims = [(call, await _claimed(step, call, root, refused.get(call.call_no))) for call in together]
         claims = await _answered(step, claims)
@@ -92,8 +100,49 @@ async def run_calls(
             if isinstance(claim, BaseException):
                 raise claim
             root = claim.snapshot_after or root
-            results.append(told(step.attempt, call, claim))
-    return results, root
+            results[call.call_no] = told(step.attempt, call, claim)
+    theirs = [call for call in calls if _is_the_callers(step, call)]
+    for call, claim in await _by_the_caller(step, theirs, root, refused):
+        results[call.call_no] = told(step.attempt, call, claim)
+    return [results[call.call_no] for call in calls], root
+
+
+def _is_the_callers(step: Step, call: Call) -> bool:
+    known = step.tools.get(call.name)
+    return known is not None and isinstance(known.declared, ClientTool)
+
+
+async def _by_the_caller(
+    step: Step, calls: Sequence[Call], root: str, refused: Mapping[int, str]
+) -> list[tuple[Call, Claim]]:
+    """Ask the caller for the results of its tools, all at once. Raises Held until it has given them."""
+    claims = [(call, await _claimed(step, call, root, refused.get(call.call_no))) for call in calls]
+    open_ones = [(call, claim) for call, claim in claims if claim.result is None]
+    if not open_ones:
+        return claims
+    asked = [_for_result(step, call) for call, _ in open_ones]
+    answers = await ask(step.services, step.owner, step.attempt, asked, step.before)
+    given = {
+        call.call_no: await record(step, call, claim, _given(step, answer), claim.snapshot_before)
+        for (call, claim), answer in zip(open_ones, answers, strict=True)
+    }
+    return [(call, given.get(call.call_no, claim)) for call, claim in claims]
+
+
+def _for_result(step: Step, call: Call) -> Asked:
+    declared = step.tools.find(call.name).declared
+    assert isinstance(declared, ClientTool)
+    about = {"name": call.name, "arguments": dict(call.arguments)}
+    return Asked("client_tool", call.call_no, about, declared.deadline_s)
+
+
+def _given(step: Step, answer: Answer) -> Outcome:
+    if answer.state == "expired":
+        return Outcome("timeout", None, b"the caller gave no result in time")
+    output = str(answer.answer.get("output") or "").encode()
+    limit = step.config.limits.tool_output_bytes
+    reason, code = ("error", None) if answer.answer.get("is_error") else ("exit", 0)
+    return Outcome(reason, code, output[:limit], len(output) > limit, {"told": True})
 
 
 def rounds(tools: Catalog, calls: Sequence[Call]) -> Iterator[list[Call]]:
@@ -182,7 +231,13 @@ async def _settled(step: Step, call: Call, claim: Claim, limit: asyncio.Semaphor
 async def _outside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
     await ledger.note_run(step.services.db, step.owner, step.attempt, call, claim.runs + 1, OUTSIDE)
     place = step.place(call, known, again=False)
-    outcome = await run_outside(step.services.egress, known, call.arguments, place)
+    if isinstance(known.declared, SessionTool):
+        task = str(call.arguments.get("task") or "")
+        outcome = await run_child(
+            step.services, step.child(call), step.config, known.declared, task, place.timeout_s, place.output_bytes
+        )
+    else:
+        outcome = await run_outside(step.services.egress, known, call.arguments, place)
     return await record(step, call, claim, _clean(known, outcome), claim.snapshot_before)
 
 
@@ -215,6 +270,10 @@ async def interrupt_call(step: Step, call: Call, claim: Claim) -> Claim:
     if not claim.runs:
         return await record(step, call, claim, Outcome("interrupted", None, b"it had not begun"), claim.snapshot_before)
     known = step.tools.get(call.name)
+    if known is not None and isinstance(known.declared, SessionTool):
+        await end_child(s, step.child(call), "cancelled")
+        stopped = Outcome("interrupted", None, b"the session that was to do it was cancelled")
+        return await record(step, call, claim, stopped, claim.snapshot_before)
     if known is not None and claim.sandbox_id != OUTSIDE:
         sandbox_id, sandbox = await step.box(claim.snapshot_before)
         if sandbox_id == claim.sandbox_id:

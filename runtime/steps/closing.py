@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runtime.errors import NotFound
 from runtime.steps.boxes import release_box
+from runtime.steps.children import end_children
 from runtime.steps.collecting import collect_session
 from runtime.steps.services import Services
 from runtime.store import fleet, sessions
@@ -16,6 +17,7 @@ async def finish(s: Services, what: FinishIn) -> None:
         session = await sessions.place(s.db, what.session_id, s.node_id, s.boot)
     except NotFound:
         return
+    children = await end_children(s, what.session_id, session.tenant_id)
     had_sandbox = await release_box(s, what.session_id)
     client = await s.engine.client()
     dropped = await client.kv("drop", session=what.session_id, epoch=session.epoch, salt=session.salt, wait=True)
@@ -23,5 +25,10 @@ async def finish(s: Services, what: FinishIn) -> None:
     deleted = await client.delete_keys(await fleet.private_pages(s.db, what.session_id), unheld=True)
     blobs = await collect_session(s, what.session_id)
     await fleet.note_residency(s.db, what.session_id, session.tenant_id, "none", {})
-    freed = {"pages": dropped.pages + deleted.pages, "sandboxes": int(had_sandbox), "blobs": blobs}
+    freed = {
+        "pages": dropped.pages + deleted.pages,
+        "sandboxes": int(had_sandbox),
+        "blobs": blobs,
+        "children": children,
+    }
     await sessions.finish(s.db, what.session_id, what.how, freed)

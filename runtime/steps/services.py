@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from temporalio.client import Client
+
 from engine.tokens import ChatFormat, Tokenizer
 from runtime.engines import EngineLink
 from runtime.store import Database, Owner
@@ -23,6 +25,7 @@ class Services:
     driver: Driver
     blobs: BlobStore
     volumes: tuple[Volume, ...]
+    temporal: Client | None = None  # to tell other sessions at once; without it the reconciler does
     egress: Egress = field(default_factory=Egress)
     blob_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # see runtime.steps.collecting
 

@@ -21,26 +21,37 @@ def new_id(prefix: str) -> str:
 
 
 async def create(
-    db: Database, tenant_id: str, session_id: str, config: Mapping[str, Any], seed: int, *, domain: str | None = None
+    db: Database,
+    tenant_id: str,
+    session_id: str,
+    config: Mapping[str, Any],
+    seed: int,
+    *,
+    domain: str | None = None,
+    parent: tuple[str, int, int] | None = None,
 ) -> None:
     """Accept a session. Repeated with the same id: a no-op. `domain`: the sharing domain of its pages, made if need be;
-    None: its tenant's pages, for ever."""
+    None: its tenant's pages, for ever. `parent`: the session, step and call whose tool this one is."""
 
     async def work(connection: asyncpg.Connection) -> None:
         if domain is not None:
             await domains.ensure(connection, tenant_id, domain)
         made = await connection.fetchval(
-            "INSERT INTO sessions (session_id, tenant_id, config, seed, kv_domain) VALUES ($1, $2, $3, $4, $5)"
-            " ON CONFLICT DO NOTHING RETURNING true",
+            "INSERT INTO sessions"
+            " (session_id, tenant_id, config, seed, kv_domain, parent_id, parent_step, parent_call)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING RETURNING true",
             session_id,
             tenant_id,
             dict(config),
             seed,
             domain,
+            *(parent or (None, None, None)),
         )
         if made:
-            created = Event("session.created", {"session_id": session_id, "model": config["model"], "seed": seed})
-            await events.append(connection, session_id, [created])
+            about = {"session_id": session_id, "model": config["model"], "seed": seed}
+            if parent is not None:
+                about |= {"parent": parent[0], "step": parent[1], "call": parent[2]}
+            await events.append(connection, session_id, [Event("session.created", about)])
 
     await db.run(work)
 

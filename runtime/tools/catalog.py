@@ -10,7 +10,7 @@ from engine.tokens import ToolSpec
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.tools import http
-from runtime.tools.kinds import CommandTool, HttpTool, McpTool
+from runtime.tools.kinds import AnyTool, ClientTool, CommandTool, HttpTool, McpTool, SessionTool
 from sandbox import TOOLS
 
 Listings = Mapping[str, Any]
@@ -26,14 +26,14 @@ class Known:
     """
 
     spec: ToolSpec
-    declared: str | CommandTool | HttpTool | McpTool
+    declared: str | AnyTool
     effect: str
     timeout_s: float
     remote: str = ""
 
     @property
     def outside(self) -> bool:
-        return isinstance(self.declared, HttpTool) or (
+        return isinstance(self.declared, HttpTool | ClientTool | SessionTool) or (
             isinstance(self.declared, McpTool) and self.declared.url is not None
         )
 
@@ -82,8 +82,14 @@ def _known(config: SessionConfig, listings: Listings, default: str) -> Iterator[
             yield from _of_server(tool, listings.get(tool.name, {}), default)
         else:
             spec = ToolSpec(tool.name, tool.description, tool.parameters)
-            effect = http.effect_of(tool) if isinstance(tool, HttpTool) else tool.effect or default
-            yield Known(spec, tool, effect, tool.timeout_s)
+            yield Known(spec, tool, _effect(tool, default), tool.timeout_s)
+
+
+def _effect(tool: CommandTool | HttpTool | ClientTool | SessionTool, default: str) -> str:
+    if isinstance(tool, HttpTool):
+        return http.effect_of(tool)
+    # A call that is a session, or the caller's, is found again by its key: it does not begin twice.
+    return tool.effect or default if isinstance(tool, CommandTool) else "idempotent"
 
 
 def _of_server(tool: McpTool, listing: Mapping[str, Any], default: str) -> Iterator[Known]:

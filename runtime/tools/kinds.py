@@ -181,7 +181,34 @@ class McpTool(Tool):
         return f"{self.name}__{tool}"
 
 
-AnyTool = CommandTool | HttpTool | McpTool
+class ClientTool(Described):
+    """A tool that runs at the caller: the session waits until its result is given, or until the deadline."""
+
+    type: Literal["client"]
+    deadline_s: float | None = Field(default=None, gt=0, le=31_536_000)
+
+
+class SessionTool(Tool):
+    """A session of its own as a tool: each call starts one with a task, and its answer is the result.
+
+    What is not said here it has from its parent: model, limits, sampling, files none. Its tools are its own.
+    """
+
+    type: Literal["session"]
+    description: str = Field(min_length=1, max_length=2000)
+    timeout_s: float = Field(default=3600.0, gt=0, le=86_400)
+    system: str | None = Field(default=None, max_length=200_000)
+    tools: list[Any] = Field(default_factory=list, max_length=64)
+    max_tool_rounds: int = Field(default=8, ge=0, le=1000)
+    tool_choice: str = "auto"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        task = {"type": "string", "description": "What to do, with all that must be known for it."}
+        return {"type": "object", "properties": {"task": task}, "required": ["task"], "additionalProperties": False}
+
+
+AnyTool = CommandTool | HttpTool | McpTool | ClientTool | SessionTool
 
 
 def kind_of(value: Any) -> str:
@@ -196,11 +223,15 @@ Declared = Annotated[
     Annotated[str, Tag("builtin")]
     | Annotated[CommandTool, Tag("command")]
     | Annotated[HttpTool, Tag("http")]
-    | Annotated[McpTool, Tag("mcp")],
+    | Annotated[McpTool, Tag("mcp")]
+    | Annotated[ClientTool, Tag("client")]
+    | Annotated[SessionTool, Tag("session")],
     Discriminator(
         kind_of,
         custom_error_type="tool_type",
-        custom_error_message="type must be command, http or mcp; a built-in tool is given by its name alone",
+        custom_error_message=(
+            "type must be command, http, mcp, client or session; a built-in tool is given by its name alone"
+        ),
     ),
 ]
 
@@ -209,5 +240,7 @@ def shown(tool: str | Mapping[str, Any]) -> str | dict[str, Any]:
     """A declared tool (as its JSON) without its secrets, as views show it."""
     if isinstance(tool, str):
         return tool
-    hidden = {name: dict.fromkeys(tool[name], "***") for name in ("env", "headers") if tool.get(name)}
+    hidden: dict[str, Any] = {name: dict.fromkeys(tool[name], "***") for name in ("env", "headers") if tool.get(name)}
+    if tool.get("type") == "session":
+        hidden["tools"] = [shown(one) for one in tool.get("tools", [])]
     return {**tool, **hidden}

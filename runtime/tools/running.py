@@ -13,11 +13,11 @@ from temporalio import activity
 from runtime.tools import http, mcp
 from runtime.tools.catalog import Known
 from runtime.tools.egress import Egress, EgressRefused
-from runtime.tools.kinds import CommandTool, HttpTool, McpTool
+from runtime.tools.kinds import CommandTool, HttpTool, McpTool, SessionTool
 from runtime.tools.mcp_inside import InsideServer
 from runtime.tools.mcp_outside import OutsideServer
 from runtime.tools.outcome import Outcome
-from sandbox import Sandbox, SandboxLost, tool_argv
+from sandbox import BadArguments, Sandbox, SandboxLost, tool_argv
 
 Arguments = Mapping[str, Any]
 
@@ -44,6 +44,9 @@ def check(egress: Egress, known: Known, arguments: Arguments) -> None:
     tool = known.declared
     if isinstance(tool, str):
         tool_argv(tool, arguments)
+    elif isinstance(tool, SessionTool):
+        if not isinstance(arguments.get("task"), str) or not arguments["task"].strip():
+            raise BadArguments("task must be a text that says what to do")
     elif isinstance(tool, HttpTool):
         url, _ = http.filled(tool.url, arguments)
         egress.check(url)

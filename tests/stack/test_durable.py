@@ -242,6 +242,63 @@ async def test_a_context_that_fills_up_is_compacted_and_the_compaction_can_be_re
     await session.cancel()
 
 
+async def test_a_tool_that_runs_at_the_caller_waits_for_its_result(client, stack):
+    mine = {"type": "client", **{key: NOTE[key] for key in ("name", "description", "parameters")}}
+    session = await client.sessions.create(tools=[mine], limits=LONG)
+    await session.send("Note it.", tool_choice="required", max_tool_rounds=2)
+    await session.until("waiting")
+    [question] = await session.questions()
+    assert (question.kind, question.about["name"]) == ("client_tool", "note")
+    old = stack.kill("node")
+    await stack.restarted("node", old)
+    after = await session.position()
+    await client.answer(question.id, "result", output="noted at the caller's")
+    await seen(session, "session.waiting", after)
+    [question] = await session.questions()
+    await client.answer(question.id, "result", output="no paper", is_error=True)
+    await session.until("idle")
+    settled = [event.data for event in await session.events() if event.type == "tool.settled"]
+    assert [(one["reason"], one["preview"]) for one in settled] == [
+        ("exit", "noted at the caller's"),
+        ("error", "no paper"),
+    ]
+    await session.cancel()
+
+
+async def test_a_session_can_be_a_tool_and_what_dies_meanwhile_makes_no_second_one(client, stack):
+    clerk = {"type": "session", "name": "clerk", "description": "Somebody who can note things.", "tools": [NOTE]}
+    clerk |= {"tool_choice": "required", "max_tool_rounds": 1, "system": "Note what you are told."}
+    session = await client.sessions.create(tools=[clerk], limits={"max_think_tokens": 80})
+    await session.send("Let it be noted.", tool_choice="required", max_tool_rounds=1)
+    await seen(session, "tool.started")
+    old = stack.kill("node")
+    await stack.restarted("node", old)
+    await session.until("idle")
+    settled = [event.data for event in await session.events() if event.type == "tool.settled"]
+    assert [one["reason"] for one in settled] == ["exit"]
+    child = await client.sessions.get(settled[0]["session"])
+    created = (await child.events())[0]
+    assert created.data["parent"] == session.id
+    assert (await child.until("completed")).state == "completed"
+    assert [event.type for event in await child.events()].count("tool.settled") == 1
+    await session.cancel()
+
+
+async def test_cancelling_a_session_cancels_the_one_that_is_its_tool(client):
+    clerk = {"type": "session", "name": "clerk", "description": "Somebody who can wait.", "tools": [SLOW]}
+    clerk |= {"tool_choice": "required", "max_tool_rounds": 1}
+    session = await client.sessions.create(tools=[clerk], limits={"max_think_tokens": 80})
+    await session.send("Let it be done.", tool_choice="required", max_tool_rounds=1)
+    await seen(session, "tool.started")
+    children = []
+    while not children:
+        children = [one async for one in client.sessions.list() if getattr(one, "parent", None) == session.id]
+    child = await client.sessions.get(children[0].id)
+    await seen(child, "tool.started")
+    await session.cancel()
+    assert (await child.until("cancelled")).state == "cancelled"
+
+
 async def test_verbs_that_make_no_sense_are_refused_in_a_sentence(client, stack):
     session = await client.sessions.create()
     headers = {"Authorization": f"Bearer {stack.api_key}"}
