@@ -47,8 +47,10 @@ _UNFINISHED = (
     " AND updated_at < now() - interval '3 s' LIMIT 200"
 )
 _SILENT = (
-    "SELECT session_id FROM sessions WHERE state IN ('provisioning', 'thinking', 'tool_running')"
-    " AND updated_at < now() - interval '15 s' LIMIT 200"
+    "SELECT session_id FROM sessions s WHERE updated_at < now() - interval '15 s'"
+    " AND (state IN ('provisioning', 'thinking', 'tool_running') OR (state = 'waiting' AND EXISTS ("
+    " SELECT FROM questions WHERE session_id = s.session_id AND state = 'open'"
+    " AND expires_at < now() - interval '15 s'))) LIMIT 200"
 )
 
 

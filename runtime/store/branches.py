@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 
 from runtime.errors import Conflict, InvalidRequest, NotFound
-from runtime.store import events, questions
+from runtime.store import events
 from runtime.store.database import Database
-from runtime.store.sessions import end_running_step, set_state
+from runtime.store.sessions import end_running_step, set_state, void_questions
 from runtime.store.standing import progress, way_back
 from runtime.store.values import Event
 from workflows.policies import Next, next_action
@@ -38,7 +38,7 @@ async def rewind(connection: asyncpg.Connection, session_id: str, step_no: int, 
     """
     target = await ensure_checkpoint(connection, session_id, step_no)
     await end_running_step(connection, session_id, "cancelled", "the session was rewound", keep_message=True)
-    await questions.void(connection, session_id)
+    await void_questions(connection, session_id)
     decision = await _decide(connection, session_id, step_no, target)
     await connection.execute(
         f"{_CHAIN} UPDATE steps SET live = NOT live WHERE session_id = $1"

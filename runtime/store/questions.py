@@ -91,7 +91,7 @@ async def hold(connection: asyncpg.Connection, session: Session, kind: str) -> N
     state = State(
         await connection.fetchval("SELECT state FROM sessions WHERE session_id = $1 FOR UPDATE", session.session_id)
     )
-    if state not in (State.WAITING, State.PAUSED):
+    if state not in (State.WAITING, State.PAUSED, State.CANCELLING):
         await set_state(connection, session.session_id, state, Move.WAIT, waiting_for=kind)
         waiting = Event("session.waiting", {"waiting_for": kind})
         await events.append(connection, session.session_id, [waiting])
@@ -170,13 +170,6 @@ async def expire(connection: asyncpg.Connection, session_id: str) -> None:
     for row in rows:
         expired = Event("question.expired", {"question_id": row["question_id"], "kind": row["kind"]})
         await events.append(connection, session_id, [expired], step_no=row["step_no"])
-
-
-async def void(connection: asyncpg.Connection, session_id: str) -> None:
-    """Open questions whose step will not go on. The session's row is locked."""
-    await connection.execute(
-        "UPDATE questions SET state = 'void', answered_at = now() WHERE session_id = $1 AND state = 'open'", session_id
-    )
 
 
 async def open_kinds(connection: asyncpg.Connection, session_id: str) -> Sequence[str]:

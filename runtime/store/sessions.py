@@ -185,6 +185,7 @@ async def fail(db: Database, session_id: str, message: str) -> None:
         if state in TERMINAL or state in (State.CANCELLING, State.FAILED):
             return
         await end_running_step(connection, session_id, "failed", message)
+        await void_questions(connection, session_id)
         if state == State.CREATED:
             await set_state(connection, session_id, state, Move.PROVISION)
             state = State.PROVISIONING
@@ -204,10 +205,7 @@ async def finish(db: Database, session_id: str, how: str, left: Mapping[str, Any
         if state in TERMINAL:
             return
         await end_running_step(connection, session_id, "cancelled", "the session was cancelled")
-        await connection.execute(
-            "UPDATE questions SET state = 'void', answered_at = now() WHERE session_id = $1 AND state = 'open'",
-            session_id,
-        )
+        await void_questions(connection, session_id)
         if how == "completed":
             await set_state(connection, session_id, state, Move.COMPLETE)
         else:
@@ -329,6 +327,13 @@ async def set_state(
     if not moved:
         raise Conflict(f"session {session_id} is no longer {state}")
     return target
+
+
+async def void_questions(connection: asyncpg.Connection, session_id: str) -> None:
+    """Open questions whose step will not go on. The session's row is locked."""
+    await connection.execute(
+        "UPDATE questions SET state = 'void', answered_at = now() WHERE session_id = $1 AND state = 'open'", session_id
+    )
 
 
 async def end_running_step(

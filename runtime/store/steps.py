@@ -11,7 +11,7 @@ from runtime.errors import StaleEpoch
 from runtime.store import budgets, events, questions
 from runtime.store.database import Database
 from runtime.store.questions import Asked
-from runtime.store.sessions import locked, move
+from runtime.store.sessions import locked, move, void_questions
 from runtime.store.values import Attempt, Checkpoint, Event, Owner, Segment, Session
 from workflows.states import Event as Move
 from workflows.states import State
@@ -223,6 +223,8 @@ async def complete(
                 "UPDATE messages SET state = 'consumed' WHERE message_id = $1", output["message_id"]
             )
         await insert_checkpoint(connection, attempt, checkpoint)
+        if to is Move.REST:
+            await void_questions(connection, owner.session_id)
         rests = to is Move.REST and session.state not in (State.CANCELLING, State.PAUSED)
         if to is not None and session.state not in (State.CANCELLING, State.PAUSED):
             await move(connection, session, to)
@@ -248,7 +250,7 @@ async def complete(
 
 async def rest(connection: asyncpg.Connection, session: Session, notes: Sequence[Event], *, step_no: int) -> None:
     """The turn is over; a paused session stays paused, at rest. The session's row is locked."""
-    await questions.void(connection, session.session_id)
+    await void_questions(connection, session.session_id)
     rests = session.state not in (State.CANCELLING, State.PAUSED)
     if rests:
         await move(connection, session, Move.REST)
