@@ -21,7 +21,7 @@ up: setup
 test: setup
 	$(BIN)/tenuto model pull smollm2-135m-instruct
 	$(BIN)/tenuto model pull qwen2.5-coder-0.5b-instruct
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: setup
 	$(BIN)/ruff check .

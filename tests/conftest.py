@@ -21,6 +21,18 @@ from runtime.settings import Settings
 from runtime.store import Database
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For runs in several processes: what shares a stack stays together and comes first, since it waits the most; of
+    the rest each file stays in one process."""
+    if not config.pluginmanager.hasplugin("dsession") and "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    for item in items:
+        folder = item.path.parent.relative_to(config.rootpath / "tests")
+        shared = folder.parts[:1] == ("stack",)
+        item.add_marker(pytest.mark.xdist_group("stack" if shared else str(item.path)))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != ("stack",))  # type: ignore[union-attr]
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """One server for the whole run; it holds a database `template_migrated` with the schema."""
@@ -32,7 +44,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     account = server.account
     with (base / "postgres.log").open("w") as log:
         process = subprocess.Popen(
-            server.argv(),
+            [*server.argv(), "-c", "fsync=off"],  # what these tests make need not outlive the machine
             env={**os.environ, **server.environment()},
             user=account.uid if account else None,
             group=account.gid if account else None,
