@@ -21,7 +21,7 @@ def near(name: str) -> dict:
     return {"type": "mcp", "name": "near", "command": command, "env": marks, "tools": ["wait"]}
 
 
-async def test_a_request_goes_to_the_listed_host_and_its_answer_to_the_model(client, web):
+async def test_a_request_goes_to_the_listed_host_and_its_answer_to_the_model(client, stack, web):
     parameters = {"type": "object", "properties": {"id": {"enum": ["tide"]}}, "required": ["id"]}
     tool = {
         "type": "http", "name": "ask", "description": "Ask.", "url": f"{web.url}/items/{{id}}",
@@ -34,6 +34,9 @@ async def test_a_request_goes_to_the_listed_host_and_its_answer_to_the_model(cli
     assert "/items/tide" in call["preview"]
     assert web.requests[-1]["headers"]["X-Token"] == "s3cr3t-t0ken"
     assert "s3cr3t-t0ken" not in str([event.data for event in turn.events])
+    for log in stack.settings.logs_dir.iterdir():
+        text = log.read_bytes()
+        assert (b"s3cr3t-t0ken" in text, b"/items/tide" in text) == (False, False), log
     await session.cancel()
 
 
