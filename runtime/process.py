@@ -30,10 +30,15 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         sys.exit(1 if isinstance(error, Unavailable) else REFUSED)
 
 
+TELLS_CONTENT: Final = ("httpx2", "httpcore2", "mcp", "client")  # the last one is mcp's too
+
+
 def start_logging(level: str) -> None:
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    for name in TELLS_CONTENT:  # whatever the level: addresses with arguments in them, and what servers said
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def announce_ready(**facts: object) -> None:

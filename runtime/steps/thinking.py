@@ -26,6 +26,7 @@ from workflows.contract import StepIn, ThinkIn
 from workflows.states import Event as Move
 
 FLUSH_EVERY_S = 0.04
+CHOICES = ("auto", "none", "required")  # anything else is a tool's name
 
 
 async def think(s: Services, what: ThinkIn, execution: str) -> None:
@@ -107,7 +108,7 @@ async def _generate(
         token_ids=[*prompt, *sampled],
         max_tokens=min(config.limits.max_think_tokens - len(sampled), room, room if within is None else int(within)),
         sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, attempt.session.seed),
-        grammar=tool_grammar(tools.specs, tool_choice),
+        grammar=tool_grammar(tools.specs, tool_choice if tool_choice in CHOICES else {"name": tool_choice}),
         replay=len(sampled),
         salt=attempt.session.salt,
         known_tokens=await _known_tokens(s, owner.session_id, len(prompt), len(sampled)),

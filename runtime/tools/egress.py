@@ -50,8 +50,7 @@ class Egress:
 
     def check(self, url: str) -> None:
         """Raises EgressRefused for a host that is not listed; asks no name service."""
-        parts = httpx2.URL(url)
-        self._listed(parts.host.lower(), _port(parts))
+        self._listed(*place_of(httpx2.URL(url)))
 
     def _listed(self, host: str, port: int) -> None:
         if not any(entry.matches(host, port) for entry in self._allow):
@@ -60,7 +59,6 @@ class Egress:
 
     async def addresses(self, host: str, port: int) -> list[str]:
         """Where a connection to a host may go. Raises EgressRefused; OSError where the name is not known."""
-        host = host.lower()
         self._listed(host, port)
         found = await self._lookup(host, port)
         if Entry(host, port) in self._allow:
@@ -73,8 +71,9 @@ class Egress:
         return public
 
 
-def _port(url: httpx2.URL) -> int:
-    return url.port or (443 if url.scheme == "https" else 80)
+def place_of(url: httpx2.URL) -> tuple[str, int]:
+    """Host (as the name service knows it) and port."""
+    return url.raw_host.decode("ascii").strip("[]").lower(), url.port or (443 if url.scheme == "https" else 80)
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
@@ -92,10 +91,11 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.scheme not in ("http", "https"):
             raise EgressRefused(f"{request.url.scheme}: is no scheme that may be used")
+        host, port = place_of(request.url)
         try:
-            addresses = await self._egress.addresses(request.url.host, _port(request.url))
+            addresses = await self._egress.addresses(host, port)
         except OSError as error:
-            raise httpx2.ConnectError(f"{request.url.host}: {error.strerror or error}", request=request) from None
+            raise httpx2.ConnectError(f"{host}: {error.strerror or error}", request=request) from None
         failure: httpx2.TransportError | None = None
         for address in addresses:
             try:
@@ -106,7 +106,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
                 assert isinstance(response.stream, httpx2.AsyncByteStream)
                 response.stream = _Bounded(response.stream, self._limit_bytes)
                 return response
-        raise failure or httpx2.ConnectError(f"{request.url.host} has no address", request=request)
+        raise failure or httpx2.ConnectError(f"{host} has no address", request=request)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -114,7 +114,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 def _pinned(request: httpx2.Request, address: str) -> httpx2.Request:
     """The same request to an address; its Host header is there already, and TLS still asks for the name."""
-    extensions = {**request.extensions, "sni_hostname": request.url.host}
+    extensions = {**request.extensions, "sni_hostname": place_of(request.url)[0]}
     url = request.url.copy_with(host=address)
     return httpx2.Request(request.method, url, headers=request.headers, stream=request.stream, extensions=extensions)
 

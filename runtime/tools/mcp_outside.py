@@ -6,7 +6,7 @@ import httpx2
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from runtime.tools.egress import Egress, EgressRefused, client
+from runtime.tools.egress import Egress, EgressRefused, client, place_of
 from runtime.tools.kinds import McpTool
 from runtime.tools.mcp import ABOUT_US, McpFault, T, Work, attempt, fault_of
 
@@ -36,11 +36,11 @@ class OutsideServer:
         return value
 
     async def _reachable(self) -> None:
-        url = httpx2.URL(self._url)
+        host, port = place_of(httpx2.URL(self._url))
         try:
-            await self._egress.addresses(url.host, url.port or (443 if url.scheme == "https" else 80))
+            await self._egress.addresses(host, port)
         except OSError as error:
-            raise McpFault("unreachable", f"{url.host}: {error.strerror or error}") from None
+            raise McpFault("unreachable", f"{host}: {error.strerror or error}") from None
 
     async def _spoken(self, work: Work[T]) -> T | McpFault:
         # The protocol's own timeout is to end a call that takes too long, so the connection's is longer.

@@ -1,23 +1,36 @@
 from __future__ import annotations
 
 import shutil
+import sysconfig
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 import tenuto
 
 from runtime.demo.run import demo_environment
 from runtime.demo.stack import Stack, running_stack
 from tests.conftest import TEST_MODEL
+from tests.runtime.tools.servers import Seen, http_server
+
+
+@pytest.fixture(scope="session")
+def web() -> Iterator[Seen]:
+    """The one host that tools of the stack may reach."""
+    with http_server() as seen:
+        yield seen
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def stack(model_path: Path) -> AsyncIterator[Stack]:
+async def stack(model_path: Path, web: Seen) -> AsyncIterator[Stack]:
     """The whole stack as `tenuto up` starts it, once for the run; it survives what the tests do to it."""
     home = Path(tempfile.mkdtemp(prefix="tenuto-test-"))
-    async with running_stack(demo_environment(home, TEST_MODEL), lambda _: None) as running:
+    environment = demo_environment(home, TEST_MODEL)
+    environment["TENUTO_EGRESS_ALLOW"] = web.url.removeprefix("http://")
+    environment["TENUTO_SANDBOX_VOLUMES"] += f",{sysconfig.get_path('purelib')}:/mnt/libs:ro"
+    async with running_stack(environment, lambda _: None) as running:
         yield running
     shutil.rmtree(home)
 

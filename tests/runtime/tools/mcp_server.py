@@ -56,6 +56,14 @@ def hang() -> str:
 
 
 @server.tool()
+def wait() -> str:
+    """Answer when a file is there."""
+    while not os.path.exists(os.environ["GO_FILE"]):
+        time.sleep(0.02)
+    return again("waited")
+
+
+@server.tool()
 def die() -> str:
     """End the server."""
     print("last words", file=sys.stderr, flush=True)

@@ -38,6 +38,7 @@ def egress(allow: str, *answers: Sequence[str]) -> tuple[Egress, list[str]]:
         ("*.example.org:8443", "https://a.example.org", False),
         (" a.org , b.org:80 ", "http://b.org", True),
         ("[::1]:80", "http://[::1]/", True),
+        ("xn--mnchen-3ya.de", "https://münchen.de/", True),
         ("127.0.0.1:80", "http://127.0.0.1./", False),
     ],
 )

@@ -28,8 +28,8 @@ def config(*tools: Any) -> SessionConfig:
 @pytest.mark.parametrize(
     ("tool", "says"),
     [
-        ({**COMMAND, "type": "other"}, "type must be command, http or mcp"),
-        ({**COMMAND, "type": 7}, "type must be command, http or mcp"),
+        ({**COMMAND, "type": "other"}, "type must be command, http, mcp"),
+        ({**COMMAND, "type": 7}, "type must be command, http, mcp"),
         (7, "valid dictionary"),
         ({**COMMAND, "env": {"TENUTO_CALL_KEY": "x"}}, "cannot be set"),
         ({**HTTP, "url": "ftp://example.org"}, "http:// or https://"),

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
+from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps import Steps
-from runtime.store import fleet, ledger
+from runtime.steps.listing import catalog
+from runtime.store import branches, fleet, ledger, sessions
 from sandbox import Handle
 from tests.runtime.tools.conftest import STDIO, Node
 from workflows.contract import InputIn, StepIn
@@ -103,7 +105,7 @@ async def test_a_server_that_ends_is_told_of_with_its_last_words_and_started_aga
 
 
 async def test_a_call_that_takes_too_long_ends_its_server_and_the_next_one_starts_it_anew(node: Node) -> None:
-    session = await node.session([{**STDIO, "timeout_s": 4.0}])
+    session = await node.session([{**STDIO, "timeout_s": 6.0}])
     rows = await node.called(session, ("counting__hang", {}), ("counting__add", {"a": 1, "b": 1}))
     assert rows[0]["result"]["reason"] == "timeout"
     assert rows[1]["output"] == b"1 + 1 = 2"
@@ -199,3 +201,15 @@ async def test_an_interrupt_ends_the_server_that_was_asked_and_tells_what_it_was
     await there.close()
     await asyncio.gather(running, return_exceptions=True)
     await sandbox.close()
+
+
+async def test_a_fork_has_the_tools_that_its_transcript_speaks_of(node: Node) -> None:
+    session = await node.session([STDIO])
+    await node.take(session)
+    child = sessions.new_id("ses")
+    await branches.fork(node.db, fleet.DEFAULT_TENANT, session, child, None, None)
+    config = SessionConfig.model_validate((await sessions.get(node.db, child)).config)
+    for each in (session, child):
+        tools, listings = await catalog(node.services, each, config)
+        assert tools.find("counting__add").remote == "add"
+        assert listings["counting"]["handshake"]["serverInfo"]["name"] == "counting"
