@@ -94,4 +94,5 @@ def own_dockerd() -> Iterator[Dockerd | None]:
             finally:
                 engine.stop()
     finally:
+        subprocess.run(["umount", "--lazy", str(base / "data")], capture_output=True, check=False)  # dockerd's own
         shutil.rmtree(base, ignore_errors=True)
