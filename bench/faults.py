@@ -38,7 +38,7 @@ from bench import evidence
 from bench.evidence import Line
 from bench.faults_bed import Bed, bed
 from bench.faults_figures import figures, misses, report
-from bench.faults_left import left_behind
+from bench.faults_left import PATIENCE_S, left_behind
 from bench.faults_plan import Fault, plan
 from bench.faults_play import Player, Watch
 from bench.faults_strike import Striker
@@ -60,34 +60,38 @@ class Wanted:
     each: int  # faults of a session
     seeds: int = SEEDS
     sabotage: str | None = None
+    patience_s: float = PATIENCE_S
 
 
 async def measure(wanted: Wanted, model: str, nodes: int, sandbox: str) -> list[Line]:
     """Every raw fact of a run, as lines of evidence."""
-    with contextlib.ExitStack() as left:
-        async with bed(model, nodes, sandbox) as made:
-            if wanted.sabotage == "leak-process":
-                left.enter_context(left_running(made))
-            lines = await disturbed(made, wanted)
-        return [*lines, {"kind": "left", "when": "stopped", "what": made.left}]
+    async with bed(model, nodes, sandbox) as made:
+        calm = await undisturbed(made, wanted)
+        lines = await disturbed(made, wanted, calm)
+    return [*lines, {"kind": "left", "when": "stopped", "what": made.left}]
 
 
-async def disturbed(made: Bed, wanted: Wanted, faults: list[Fault] | None = None) -> list[Line]:
-    """Undisturbed sessions, then disturbed ones until enough faults have struck; what they left in the end.
+async def undisturbed(made: Bed, wanted: Wanted) -> list[Line]:
+    """A session of every seed, to compare with."""
+    seeds = [wanted.seed * 1000 + number for number in range(wanted.seeds)]
+    return await _played(made, Striker(made, 0), iter([(seed, []) for seed in seeds]), wanted, {})
+
+
+async def disturbed(made: Bed, wanted: Wanted, calm: Sequence[Line], faults: list[Fault] | None = None) -> list[Line]:
+    """Sessions until enough faults have struck, and what they left in the end; with the undisturbed ones.
 
     `faults`: for every session these, not those of the seed.
     """
-    striker = Striker(made, 0)
-    seeds = [wanted.seed * 1000 + number for number in range(wanted.seeds)]
-    lines: list[Line] = [{"kind": "about", "without": sorted(made.without), "seed": wanted.seed}]
-    calm = await _played(made, striker, iter([(seed, []) for seed in seeds]), wanted, {})
+    striker = Striker(made, wanted.kills)
     outputs = {line["seed"]: line["outputs"] for line in calm}
-    striker.budget = wanted.kills
-    lines += calm + await _played(made, striker, _plans(made, striker, wanted, seeds, faults), wanted, outputs)
+    lines: list[Line] = [{"kind": "about", "without": sorted(made.without), "seed": wanted.seed}, *calm]
+    plans = _plans(made, striker, wanted, sorted(outputs), faults)
+    lines += await _played(made, striker, plans, wanted, outputs)
     await striker.settled()
     lines += [{**struck, "kind": "fault", "kind_of_fault": struck["kind"]} for struck in striker.struck]
-    lines.append({"kind": "left", "when": "ended", "what": await left_behind(made.stack)})
-    return lines
+    with await left_running(made) if wanted.sabotage == "leak-process" else contextlib.nullcontext():
+        left = await left_behind(made.stack, wanted.patience_s)
+    return [*lines, {"kind": "left", "when": "ended", "what": left}]
 
 
 def _plans(
@@ -175,10 +179,17 @@ def _write_as_a_zombie(made: Bed) -> Watch:
     return watch
 
 
+async def left_running(made: Bed) -> contextlib.AbstractContextManager[None]:
+    """The agent of a sandbox that was released, as far as anybody can see."""
+    async with Database(made.stack.postgres_dsn) as db:
+        row = await db.fetchrow("SELECT sandbox_id FROM sandboxes WHERE state = 'released' LIMIT 1")
+    assert row is not None, "a session with a sandbox has ended"
+    words = [sys.executable, "-c", "import signal; signal.pause()", "tenuto-agent", "nobody", row["sandbox_id"]]
+    return _running(words)
+
+
 @contextlib.contextmanager
-def left_running(made: Bed) -> Iterator[None]:
-    """A process of the stack's that nobody ends."""
-    words = [sys.executable, "-c", "import signal; signal.pause()", str(made.stack.settings.home)]
+def _running(words: list[str]) -> Iterator[None]:
     process = subprocess.Popen(words, start_new_session=True)
     try:
         yield

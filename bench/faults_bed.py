@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,11 +15,11 @@ from pathlib import Path
 
 from bench.bridge import Bridge, Streams
 from bench.faults_plan import CUTS, DISKS
+from bench.own_docker import Dockerd, own_dockerd
 from bench.verdict import tell
 from runtime.demo.run import demo_environment
 from runtime.demo.stack import Stack, leftovers, running_stack, settings_with
 from runtime.settings import Settings
-from runtime.supervisor import die_with
 
 DISK_SIZES = {"home": "1500M", "blobs": "64M", "kv": "512M"}  # the home holds the other two
 
@@ -33,12 +32,12 @@ class Bed:
     bridges: Mapping[str, Bridge]
     disks: Mapping[str, Path]
     dockerd: Dockerd | None
-    home: Path
     without: frozenset[str] = field(init=False)
     left: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         without = {f"full {disk}" for disk in DISKS if disk not in self.disks}
+        without |= {f"cut {bridge}" for bridge in CUTS if bridge not in self.bridges}
         self.without = frozenset(without | (set() if self.dockerd else {"kill dockerd"}))
 
 
@@ -59,7 +58,7 @@ async def bed(model: str, nodes: int = 1, sandbox: str = "auto") -> AsyncIterato
             async with _bridges(settings_with(environment)) as bridges:
                 ports = [part for name, one in bridges.items() for part in (f"--{name}", str(one.port))]
                 async with running_stack(environment, tell, ("bench.cut_stack", *ports)) as stack:
-                    made = Bed(stack, bridges, disks, dockerd, base)
+                    made = Bed(stack, bridges, disks, dockerd)
                     yield made
                     pids = dict(stack.state()["processes"])
                 made.left += leftovers(stack, pids)
@@ -112,66 +111,3 @@ def filled(disk: Path) -> Iterator[None]:
         yield
     finally:
         ballast.unlink(missing_ok=True)
-
-
-# --- docker --------------------------------------------------------------------------------------------------------
-
-
-class Dockerd:
-    """An engine with its own folders and socket; containers live on while it is away."""
-
-    def __init__(self, base: Path) -> None:
-        self._base = base
-        self.address = f"unix://{base}/d.sock"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process and self._process.poll() is None else None
-
-    def start(self) -> None:
-        words = ["dockerd", "--data-root", str(self._base / "data"), "--exec-root", str(self._base / "exec")]
-        words += ["-p", str(self._base / "pid"), "-H", self.address, "--iptables=false", "--bridge=none"]
-        with (self._base / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*words, "--live-restore"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with(os.getpid(), signal.SIGTERM),
-            )
-
-    def answers(self, patience_s: float) -> bool:
-        words = ["docker", "-H", self.address, "version"]
-        ask = f"until {' '.join(words)} >/dev/null 2>&1; do sleep 0.1; done"
-        try:
-            return subprocess.run(["sh", "-c", ask], timeout=patience_s, check=False).returncode == 0
-        except subprocess.TimeoutExpired:
-            return False
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(60)
-
-
-@contextlib.contextmanager
-def own_dockerd() -> Iterator[Dockerd | None]:
-    """None where we may not start one."""
-    if os.geteuid() != 0 or shutil.which("dockerd") is None or shutil.which("docker") is None:
-        yield None
-        return
-    base = Path(tempfile.mkdtemp(prefix="tenuto-dockerd-"))
-    engine = Dockerd(base)
-    engine.start()
-    try:
-        yield engine if engine.answers(60) else None
-    finally:
-        engine.stop()
-        shutil.rmtree(base, ignore_errors=True)

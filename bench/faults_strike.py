@@ -112,7 +112,7 @@ class Striker:
         begun.set_result({"dockerd": pid})
         await asyncio.sleep(fault.for_s)
         dockerd.start()
-        await asyncio.to_thread(dockerd.answers, 60.0)
+        await asyncio.to_thread(dockerd.answers)
 
 
 async def _stop(pids: dict[str, int], for_s: float, begun: asyncio.Future[dict[str, int] | None]) -> None:

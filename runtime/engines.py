@@ -18,6 +18,7 @@ class EngineLink:
         self._client: EngineClient | None = None
         self._card: ModelCard | None = None
         self._connecting = asyncio.Lock()
+        self.connections = 0  # made so far: one more may mean that another engine answers
 
     async def __aenter__(self) -> Self:
         return self
@@ -45,6 +46,7 @@ class EngineLink:
                     self._client = None
                 self._client = await EngineClient.connect(self.address)
                 self._card = self._client.card
+                self.connections += 1
             return self._client
 
     async def ready(self, timeout_s: float) -> bool:

@@ -69,7 +69,7 @@ async def serve(settings: Settings) -> None:
         )
         async with _background(
             _beat(db, settings.node_id, boot),
-            _reap_forever(db, driver, settings.node_id),
+            _reap_forever(db, driver, engine, settings.node_id),
             delivery.reconcile_forever(client, db),
             drain_forever(engine, db),
         ):
@@ -109,11 +109,17 @@ def _as_json(description: Description) -> dict[str, Any]:
     return {"backend": description.backend, "isolation": description.isolation, "limits": limits}
 
 
-async def _reap_forever(db: Database, driver: Driver, node_id: str) -> None:
+async def _reap_forever(db: Database, driver: Driver, engine: EngineLink, node_id: str) -> None:
+    """Now and then; pages where the engine was restarted: what its predecessor wrote of a think that it did not end
+    has no name, and would stay when its session ends."""
+    looked_through = engine.connections
     while True:
         await asyncio.sleep(REAP_EVERY_S)
         try:
             await reap(db, driver, node_id)
+            if engine.connections != looked_through:
+                looked_through = engine.connections
+                await _collect_pages(db, engine)
         except Exception:
             log.exception("reaping failed; trying again")
 

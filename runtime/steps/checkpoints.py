@@ -30,8 +30,8 @@ async def make(
     `pages`: keys (hex) of the session's pages now, after a think. Steps that compute nothing pass None and carry
     the last think's tail.
     """
-    known = await _named_so_far(s.db, session_id)
     keys = [bytes.fromhex(k) for k in pages or ()]
+    known = await _named_so_far(s.db, session_id) if keys else set()
     tail = keys[-1] if keys else await _last_tail(s.db, session_id)
     return Checkpoint(
         token_count=len(token_ids),

@@ -183,8 +183,8 @@ async def _drain(
             await steps.append_tokens(s.db, owner, attempt, len(sampled), batch, decoder.push(batch))
             del received.waiting[: len(batch)]
             sampled.extend(batch)
-            if not receiving.done():
-                await asyncio.sleep(max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
+            if not receiving.done():  # more will come, or the end, which nothing waits for
+                await asyncio.wait([receiving], timeout=max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
 
 
 async def _tell(s: Services, owner: Owner, attempt: Attempt, received: _Received) -> None:

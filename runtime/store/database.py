@@ -50,6 +50,7 @@ class Database:
             min_size=0,
             max_size=self._size,
             init=_set_codecs,
+            reset=_as_it_is,
             command_timeout=30,
             timeout=10,
             server_settings=self._settings,
@@ -63,12 +64,30 @@ class Database:
     async def run(self, work: Callable[[asyncpg.Connection], Awaitable[T]], *, patience_s: float | None = None) -> T:
         """`work` in one transaction. A lost connection leaves it open whether the commit happened, hence the
         rule that work must notice that it was already done."""
+
+        async def whole(connection: asyncpg.Connection) -> T:
+            async with connection.transaction():
+                return await work(connection)
+
+        return await self._repeated(whole, patience_s)
+
+    async def fetch(self, sql: str, *args: Any, patience_s: float | None = None) -> list[asyncpg.Record]:
+        """One statement is a transaction by itself, and needs no more than one round trip."""
+        return await self._repeated(lambda c: c.fetch(sql, *args), patience_s)
+
+    async def fetchrow(self, sql: str, *args: Any) -> asyncpg.Record | None:
+        return await self._repeated(lambda c: c.fetchrow(sql, *args))
+
+    async def execute(self, sql: str, *args: Any) -> None:
+        await self._repeated(lambda c: c.execute(sql, *args))
+
+    async def _repeated(self, work: Callable[[asyncpg.Connection], Awaitable[T]], patience_s: float | None = None) -> T:
         assert self._pool is not None, "open the database with `async with`"
         deadline = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
         pause = 0.05
         while True:
             try:
-                async with self._pool.acquire() as connection, connection.transaction():
+                async with self._pool.acquire() as connection:
                     return await work(connection)
             except (*_LOST, *_COLLIDED) as error:
                 if time.monotonic() + pause > deadline:
@@ -76,14 +95,9 @@ class Database:
             await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)
 
-    async def fetch(self, sql: str, *args: Any, patience_s: float | None = None) -> list[asyncpg.Record]:
-        return await self.run(lambda c: c.fetch(sql, *args), patience_s=patience_s)
 
-    async def fetchrow(self, sql: str, *args: Any) -> asyncpg.Record | None:
-        return await self.run(lambda c: c.fetchrow(sql, *args))
-
-    async def execute(self, sql: str, *args: Any) -> None:
-        await self.run(lambda c: c.execute(sql, *args))
+async def _as_it_is(connection: asyncpg.Connection) -> None:
+    """Nobody leaves anything on a connection that a round trip would have to clear."""
 
 
 async def _set_codecs(connection: asyncpg.Connection) -> None:

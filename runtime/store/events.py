@@ -13,6 +13,18 @@ from runtime.store.values import Event
 
 CHANNEL = "tenuto_events"
 
+_APPEND = """
+WITH place AS (
+    UPDATE sessions SET next_pos = next_pos + $2, updated_at = now()
+    WHERE session_id = $1 AND ($3::bigint IS NULL OR epoch = $3) RETURNING next_pos, tenant_id
+), written AS (
+    INSERT INTO events (session_id, pos, tenant_id, type, step_no, attempt_no, data)
+    SELECT $1, place.next_pos - $2 + nth - 1, place.tenant_id, one.type, $4, $5, one.data
+    FROM place, unnest($6::text[], $7::jsonb[]) WITH ORDINALITY AS one (type, data, nth)
+)
+SELECT next_pos, pg_notify($8, $1) FROM place
+"""
+
 
 async def append(
     connection: asyncpg.Connection,
@@ -25,24 +37,18 @@ async def append(
 ) -> int:
     """Write `events` and return the position after the last one. With an epoch the write is fenced (StaleEpoch)."""
     row = await connection.fetchrow(
-        "UPDATE sessions SET next_pos = next_pos + $2, updated_at = now()"
-        " WHERE session_id = $1 AND ($3::bigint IS NULL OR epoch = $3) RETURNING next_pos, tenant_id",
+        _APPEND,
         session_id,
         len(events),
         epoch,
+        step_no,
+        attempt_no,
+        [event.type for event in events],
+        [dict(event.data) for event in events],
+        CHANNEL,
     )
     if row is None:
         raise StaleEpoch(f"session {session_id} is no longer held at epoch {epoch}")
-    first = row["next_pos"] - len(events)
-    await connection.executemany(
-        "INSERT INTO events (session_id, pos, tenant_id, type, step_no, attempt_no, data)"
-        " VALUES ($1, $2, $3, $4, $5, $6, $7)",
-        [
-            (session_id, first + i, row["tenant_id"], e.type, step_no, attempt_no, dict(e.data))
-            for i, e in enumerate(events)
-        ],
-    )
-    await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, session_id)
     return int(row["next_pos"])
 
 

@@ -48,9 +48,10 @@ async def begin(
             session.state in (State.PAUSED, State.WAITING) or await _budget_is_spent(connection, session, step_no, to)
         ):
             return Attempt(session, step_no, 0, 0, (), None, held=True)
+        is_new = step is None
         if step is None:
             step = await _insert(connection, owner, session.tenant_id, step_no, kind, message_id)
-        durable = await _segments_of(connection, owner.session_id, step_no)
+        durable = () if is_new else await _segments_of(connection, owner.session_id, step_no)
         if opening is not None and not durable:
             await _add_segments(connection, owner.session_id, session.tenant_id, step_no, [opening])
             durable = (opening,)
@@ -199,23 +200,18 @@ async def complete(
 
     async def work(connection: asyncpg.Connection) -> None:
         session = await locked(connection, owner.session_id, owner.epoch)
-        state = await connection.fetchval(
-            "SELECT state FROM steps WHERE session_id = $1 AND step_no = $2",
-            owner.session_id,
-            attempt.step_no,
-        )
-        if state == "completed":
-            return
-        await _add_segments(connection, owner.session_id, attempt.session.tenant_id, attempt.step_no, segments)
-        await connection.execute(
+        fresh = await connection.fetchval(
             "UPDATE steps SET state = 'completed', output = $3, token_start = $4, token_count = $5, ended_at = now()"
-            " WHERE session_id = $1 AND step_no = $2",
+            " WHERE session_id = $1 AND step_no = $2 AND state <> 'completed' RETURNING true",
             owner.session_id,
             attempt.step_no,
             output,
             start,
             checkpoint.token_count - start,
         )
+        if not fresh:
+            return
+        await _add_segments(connection, owner.session_id, attempt.session.tenant_id, attempt.step_no, segments)
         await close_attempt(connection, attempt, "completed", None)
         await budgets.spend(connection, session, steps=1, tokens=sampled)
         if output.get("message_id"):
@@ -311,21 +307,15 @@ async def _insert(
     kind: str,
     message_id: str | None,
 ) -> asyncpg.Record:
-    parent = await connection.fetchrow(
-        "SELECT step_no, token_start + token_count AS at FROM steps"
-        " WHERE session_id = $1 AND live AND state = 'completed' AND step_no < $2 ORDER BY step_no DESC LIMIT 1",
-        owner.session_id,
-        step_no,
-    )
     return await connection.fetchrow(
         "INSERT INTO steps (session_id, step_no, tenant_id, parent_no, kind, state, token_start, message_id)"
-        " VALUES ($1, $2, $3, $4, $5, 'running', $6, $7) RETURNING *",
+        " SELECT $1, $2, $3, parent.step_no, $4, 'running', coalesce(parent.ends, 0), $5 FROM (VALUES (1)) AS one"
+        " LEFT JOIN (SELECT step_no, token_start + token_count AS ends FROM steps WHERE session_id = $1 AND live"
+        " AND state = 'completed' AND step_no < $2 ORDER BY step_no DESC LIMIT 1) AS parent ON true RETURNING *",
         owner.session_id,
         step_no,
         tenant_id,
-        parent["step_no"] if parent else None,
         kind,
-        parent["at"] if parent else 0,
         message_id,
     )
 
@@ -339,16 +329,17 @@ async def _open_attempt(
     durable: Sequence[Segment],
 ) -> tuple[int, bool]:
     key = (owner.session_id, step["step_no"])
-    known = await connection.fetchval(
-        "SELECT attempt_no FROM attempts WHERE session_id = $1 AND step_no = $2 AND token = $3", *key, token
-    )
-    if known is not None:
-        return known, False
-    await connection.execute(
-        "UPDATE attempts SET outcome = 'lost', ended_at = now()"
-        " WHERE session_id = $1 AND step_no = $2 AND outcome = 'running'",
-        *key,
-    )
+    if step["attempts"]:
+        known = await connection.fetchval(
+            "SELECT attempt_no FROM attempts WHERE session_id = $1 AND step_no = $2 AND token = $3", *key, token
+        )
+        if known is not None:
+            return known, False
+        await connection.execute(
+            "UPDATE attempts SET outcome = 'lost', ended_at = now()"
+            " WHERE session_id = $1 AND step_no = $2 AND outcome = 'running'",
+            *key,
+        )
     attempt_no = await connection.fetchval(
         "UPDATE steps SET attempts = attempts + 1 WHERE session_id = $1 AND step_no = $2 RETURNING attempts",
         *key,
@@ -394,30 +385,25 @@ async def _segments_of(connection: asyncpg.Connection, session_id: str, step_no:
 async def _add_segments(
     connection: asyncpg.Connection, session_id: str, tenant_id: str, step_no: int, segments: Sequence[Segment]
 ) -> None:
-    first = await connection.fetchval(
-        "SELECT coalesce(max(idx) + 1, 0) FROM segments WHERE session_id = $1 AND step_no = $2",
-        session_id,
-        step_no,
-    )
-    await connection.executemany(
-        "INSERT INTO segments (session_id, step_no, idx, tenant_id, kind, token_ids) VALUES ($1, $2, $3, $4, $5, $6)",
-        [
-            (session_id, step_no, first + i, tenant_id, segment.kind, list(segment.token_ids))
-            for i, segment in enumerate(segments)
-            if segment.token_ids
-        ],
-    )
+    for segment in segments:
+        if segment.token_ids:
+            await connection.execute(
+                "INSERT INTO segments (session_id, step_no, idx, tenant_id, kind, token_ids) SELECT $1, $2,"
+                " coalesce(max(idx) + 1, 0), $3, $4, $5 FROM segments WHERE session_id = $1 AND step_no = $2",
+                session_id,
+                step_no,
+                tenant_id,
+                segment.kind,
+                list(segment.token_ids),
+            )
 
 
 async def insert_checkpoint(connection: asyncpg.Connection, attempt: Attempt, checkpoint: Checkpoint) -> None:
-    settled = await connection.fetchval(
-        "SELECT count(*) FROM tool_calls WHERE session_id = $1 AND status = 'settled'",
-        attempt.session.session_id,
-    )
     await connection.execute(
         "INSERT INTO checkpoints (session_id, step_no, tenant_id, token_count, token_digest, seed, sampler_pos,"
-        " fingerprint, kv_group, kv_shard, kv_shards, kv_tail, kv_new, ledger_pos, workspace_root)"
-        " VALUES ($1, $2, $3, $4, $5, $6, $4, $7, $8, $9, $10, $11, $12, $13, $14)",
+        " fingerprint, kv_group, kv_shard, kv_shards, kv_tail, kv_new, workspace_root, ledger_pos)"
+        " SELECT $1, $2, $3, $4, $5, $6, $4, $7, $8, $9, $10, $11, $12, $13, count(*)"
+        " FROM tool_calls WHERE session_id = $1 AND status = 'settled'",
         attempt.session.session_id,
         attempt.step_no,
         attempt.session.tenant_id,
@@ -430,6 +416,5 @@ async def insert_checkpoint(connection: asyncpg.Connection, attempt: Attempt, ch
         checkpoint.kv_shards,
         checkpoint.kv_tail,
         list(checkpoint.kv_new),
-        settled,
         checkpoint.workspace_root,
     )

@@ -55,7 +55,7 @@ async def test_who_falls_silent_in_a_transaction_holds_its_lock_for_no_longer_th
     async with Database(dsn, idle_s=0.1) as first, Database(dsn) as second:
         silence = asyncio.create_task(first.run(silent))
         await locked.wait()
-        await second.execute("LOCK TABLE sessions")
+        await second.run(lambda c: c.execute("LOCK TABLE sessions"))
         freed.set()
         await silence
     assert len(tries) == 2
