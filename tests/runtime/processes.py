@@ -19,7 +19,7 @@ from runtime.up import Component, Stack, postgres, temporal, up
 
 READY = "print('{\"ready\": true}', flush=True);"
 SERVE = f"import time; {READY} time.sleep(600)"
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0  # a net, on machines that do much else
 
 
 def python(name: str, code: str, **how: Any) -> Child:
