@@ -22,6 +22,7 @@ from engine import EngineClient
 from runtime.demo.play import Kill, Played, play
 from runtime.demo.run import demo_environment, left_in_stack
 from runtime.demo.stack import Stack, leftovers, running_stack
+from runtime.errors import StartupError
 from tests.conftest import TEST_MODEL
 from tests.stack.test_kills import assert_exact, spec
 from tests.stack.test_sessions import sleeper
@@ -75,7 +76,8 @@ async def both_up(stack: Stack, client: tenuto.AsyncClient) -> AsyncIterator[Non
     yield
     for node, state in (await states(client)).items():
         if state in ("draining", "drained"):
-            stack.signal(node, signal.SIGTERM)
+            with contextlib.suppress(StartupError):  # it is on its way already
+                stack.signal(node, signal.SIGTERM)
     while set((await states(client)).values()) != {"up"}:
         await asyncio.sleep(0.1)
 
@@ -181,7 +183,7 @@ async def test_a_node_that_is_drained_hands_its_sessions_over_with_their_pages(s
     await idle.run("One.")
     assert (await idle.info()).state == "idle"
     running = await client.sessions.create(
-        system="Runs. " + LONG, tools=[sleeper(2.0)], limits={"max_think_tokens": 60}, seed=4
+        system="Runs. " + LONG, tools=[sleeper(6.0)], limits={"max_think_tokens": 60}, seed=4
     )
     await running.send("Wait.", tool_choice="required", max_tool_rounds=1)
     await reached(running, "tool.started")
