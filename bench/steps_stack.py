@@ -24,6 +24,7 @@ from temporalio.worker import Worker
 with workflow.unsafe.imports_passed_through():
     from runtime import node, process, worker
     from runtime import up as stack
+    from runtime.release import build_id
     from runtime.settings import Settings
     from runtime.steps import Steps, checkpoints, pause, thinking, tooling
     from runtime.store import fleet, ledger, sessions, steps
@@ -131,7 +132,9 @@ def run_node() -> None:
 
 def run_worker() -> None:
     def make_worker(client: Client, **options: Any) -> Worker:
-        return Worker(client, task_queue=SESSIONS_QUEUE, workflows=[SessionWorkflow, BareWorkflow], **options)
+        ours: dict[str, Any] = {"deployment_config": worker.version(build_id())}
+        both = [SessionWorkflow, BareWorkflow]
+        return Worker(client, task_queue=SESSIONS_QUEUE, workflows=both, **(ours | options))
 
     worker.make_worker = make_worker
     process.run(worker.serve(Settings.load()))

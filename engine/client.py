@@ -164,6 +164,15 @@ class EngineClient:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
+    async def ping(self) -> None:
+        """Returns when the engine has said something. Waits for no step of it."""
+        await self._ask({"type": "hello"})
+
+    async def abort(self) -> None:
+        """Close a connection whose other end may not be reading any more; what was not sent is lost."""
+        self._writer.transport.abort()
+        await self.close()
+
     # -- generating -----------------------------------------------------------------------------------------------
 
     async def generate(

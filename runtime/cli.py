@@ -18,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
+from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
 from runtime.errors import StartupError, TenutoError
 from runtime.settings import KEYS, Settings
@@ -57,13 +58,15 @@ _SETTINGS = "\b\nSettings, from the environment:\n" + "\n".join(f"  {key}" for k
 @main.command(epilog=_SETTINGS)
 @click.option("--model", help="A name from `tenuto model list`, or the path of a GGUF file.")
 @click.option("--home", help="The data directory (TENUTO_HOME).")
+@click.option("--nodes", help="Nodes, each with an engine of its own (TENUTO_NODES).")
+@click.option("--workers", help="Processes that run workflows (TENUTO_WORKERS).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per event, for programs.")
-def up(model: str | None, home: str | None, as_json: bool) -> None:
+def up(model: str | None, home: str | None, nodes: str | None, workers: str | None, as_json: bool) -> None:
     """Start everything, restart what dies, stop it all on Ctrl-C."""
     from runtime import preflight
     from runtime import up as stack
 
-    given = {"TENUTO_MODEL": model, "TENUTO_HOME": home}
+    given = {"TENUTO_MODEL": model, "TENUTO_HOME": home, "TENUTO_NODES": nodes, "TENUTO_WORKERS": workers}
     settings = Settings.load(overrides={key: value for key, value in given.items() if value})
     # Until the stack handles signals itself, one to end is like Ctrl-C: what was begun is undone on the way out.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -150,7 +153,8 @@ def engine(address: str | None, as_json: bool) -> None:
         Console().print(engine_view.view(card, stats))
 
 
-main.add_command(kv)
+for command in (kv, nodes, node, reconcile, release):
+    main.add_command(command)
 
 
 @main.group()

@@ -7,6 +7,7 @@ workflow that Temporal lost is started anew: it reads the record and goes on at 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable
 from datetime import timedelta
@@ -19,6 +20,7 @@ from temporalio.client import (
     WorkflowUpdateStage,
 )
 from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
 from runtime.store import Database
@@ -92,12 +94,18 @@ async def end(client: Client, session_id: str, how: str) -> None:
 
 async def revive(client: Client, session_id: str) -> None:
     """Make sure that the session has a workflow; one that runs is left alone."""
+    with contextlib.suppress(WorkflowAlreadyStartedError):
+        await start(client, session_id)
+
+
+async def start(client: Client, session_id: str) -> None:
+    """Start a session's workflow. Raises WorkflowAlreadyStartedError where one runs."""
     await client.start_workflow(
         SessionWorkflow.run,
         SessionState(session_id),
         id=workflow_id(session_id),
         task_queue=SESSIONS_QUEUE,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
         rpc_timeout=RPC_TIMEOUT,
     )
 

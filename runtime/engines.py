@@ -7,7 +7,7 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-from engine import EngineClient, EngineGone, ModelCard
+from engine import EngineClient, EngineError, EngineGone, ModelCard
 
 
 class EngineLink:
@@ -48,6 +48,20 @@ class EngineLink:
                 self._card = self._client.card
                 self.connections += 1
             return self._client
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether the engine says something. One that is silent for so long is given up: whoever waits for it gets
+        EngineGone."""
+        client: EngineClient | None = None
+        try:
+            async with asyncio.timeout(within_s):
+                client = await self.client()
+                await client.ping()
+                return True
+        except (EngineError, TimeoutError):
+            if client is not None and client.connected:
+                await client.abort()
+            return False
 
     async def ready(self, timeout_s: float) -> bool:
         """Whether the engine answers within the time; it may be loading its model."""

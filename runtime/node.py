@@ -11,26 +11,32 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import Interceptor, Worker
 
 from engine import EngineError
 from engine.tokens import load_chat_format
 from runtime import delivery, kv_audit
+from runtime.draining import Drain
 from runtime.engines import EngineLink
 from runtime.kv_log import drain_forever
 from runtime.process import announce_ready, connect_temporal, run, start_logging, until_stopped
 from runtime.settings import Settings
 from runtime.steps import Services, Steps
+from runtime.steps.blob_lock import BlobLock
+from runtime.steps.closing import free_pages
 from runtime.steps.collecting import collect_all
+from runtime.steps.leaving import Watched
+from runtime.steps.sharing import share_at_rest
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Description, Driver, choose_driver
-from workflows.contract import NODES_QUEUE, node_queue
+from workflows.contract import NODES_QUEUE, THINK, node_queue
 
 log = logging.getLogger(__name__)
 
 REAP_EVERY_S = 30.0
-BEAT_EVERY_S = 2.0
+BEAT_EVERY_S = 1.0
+ENGINE_SILENT_S = 8.0
 
 
 async def serve(settings: Settings) -> None:
@@ -57,37 +63,42 @@ async def serve(settings: Settings) -> None:
             volumes=settings.sandbox_volumes,
             egress=Egress(settings.egress_allow),
             temporal=client,
+            blob_lock=BlobLock(settings.blobs_lock_path),
+            shares=settings.shared_kv is not None,
         )
-        await reap(db, driver, settings.node_id)
+        await reap(db, driver)
         await collect_all(services)
         await engine.ready(timeout_s=600)
         await _collect_pages(db, engine)
-        description = await driver.describe()
-        card = engine.card.as_message()
-        await fleet.register_node(
-            db, settings.node_id, boot, node_queue(settings.node_id, boot), card, _as_json(description)
-        )
+        await _register(services, settings, await driver.describe())
+        drain = Drain(services, client)
         async with _background(
-            _beat(db, settings.node_id, boot),
-            _reap_forever(db, driver, engine, settings.node_id),
+            _beat(services, drain),
+            _reap_forever(services),
             delivery.reconcile_forever(client, db),
             drain_forever(engine, db),
         ):
             async with _workers(client, services):
                 announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)
                 await until_stopped()
+                await drain.on_the_way_out()
 
 
-async def reap(db: Database, driver: Driver, node_id: str) -> list[str]:
-    """Remove every sandbox of this node that no open session holds; returns their ids."""
+async def _register(s: Services, settings: Settings, sandbox: Description) -> None:
+    queue = node_queue(s.node_id, s.boot)
+    card = s.engine.card.as_message()
+    address = settings.engine_address_required
+    await fleet.register_node(s.db, s.node_id, s.boot, queue, card, _as_json(sandbox), address)
+
+
+async def reap(db: Database, driver: Driver) -> list[str]:
+    """Remove every sandbox of this machine that no open session holds; returns their ids."""
     await db.execute(
         "UPDATE sandboxes b SET state = 'released', released_at = now() FROM sessions s"
-        " WHERE b.session_id = s.session_id AND b.node_id = $1 AND b.state <> 'released'"
-        " AND s.state IN ('cancelled', 'completed')",
-        node_id,
+        " WHERE b.session_id = s.session_id AND b.state <> 'released' AND s.state IN ('cancelled', 'completed')"
     )
-    found = await driver.found()  # before the record is asked: what is created meanwhile is none of these
-    reaped = await driver.reap(await fleet.live_sandboxes(db, node_id), found)
+    found = await driver.found()  # before the record is asked: what any node creates meanwhile is none of these
+    reaped = await driver.reap(await fleet.live_sandboxes(db), found)
     if reaped:
         log.warning("reaped sandboxes without a session: %s", ", ".join(reaped))
     return reaped
@@ -109,25 +120,42 @@ def _as_json(description: Description) -> dict[str, Any]:
     return {"backend": description.backend, "isolation": description.isolation, "limits": limits}
 
 
-async def _reap_forever(db: Database, driver: Driver, engine: EngineLink, node_id: str) -> None:
+async def _reap_forever(s: Services) -> None:
     """Now and then; pages where the engine was restarted: what its predecessor wrote of a think that it did not end
     has no name, and would stay when its session ends."""
-    looked_through = engine.connections
+    looked_through = s.engine.connections
     while True:
         await asyncio.sleep(REAP_EVERY_S)
         try:
-            await reap(db, driver, node_id)
-            if engine.connections != looked_through:
-                looked_through = engine.connections
-                await _collect_pages(db, engine)
+            await reap(s.db, s.driver)
+            await _forget_ended(s)
+            if s.engine.connections != looked_through:
+                looked_through = s.engine.connections
+                await _collect_pages(s.db, s.engine)
         except Exception:
             log.exception("reaping failed; trying again")
 
 
-async def _beat(db: Database, node_id: str, boot: str) -> None:
+async def _forget_ended(s: Services) -> None:
+    """Pages of sessions that another node ended while this one, or its engine, could not be reached."""
+    for row in await fleet.ended_elsewhere(s.db, s.node_id, 4 * REAP_EVERY_S):
+        keys = await fleet.private_pages(s.db, row["session_id"])
+        await free_pages(await s.engine.client(), row["session_id"], row["epoch"], row["salt"], keys)
+
+
+async def _beat(s: Services, drain: Drain) -> None:
+    """Renew the lease, ask the engine whether it is there, and drain where that was asked for."""
+    asking: asyncio.Task[bool] | None = None
     while True:
+        if asking is None:
+            asking = asyncio.create_task(s.engine.answers(ENGINE_SILENT_S))
+            await asyncio.wait([asking], timeout=BEAT_EVERY_S / 2)
+        answers = asking.done() and asking.result()
+        if asking.done():
+            asking = None
         try:
-            await fleet.heartbeat(db, node_id, boot)
+            if await fleet.heartbeat(s.db, s.node_id, s.boot, engine_answers=answers):
+                drain.begin()
         except Exception:
             log.exception("no heartbeat; trying again")
         await asyncio.sleep(BEAT_EVERY_S)
@@ -136,18 +164,25 @@ async def _beat(db: Database, node_id: str, boot: str) -> None:
 @contextlib.asynccontextmanager
 async def _workers(client: Client, services: Services) -> AsyncIterator[None]:
     """One worker for steps that belong here, one for what any node may take."""
+
+    async def completed(kind: str, what: Any) -> None:
+        if kind == THINK:
+            await share_at_rest(services, what.session_id, what.epoch)
+
     steps = Steps(services)
-    home = _worker(client, node_queue(services.node_id, services.boot), steps.at_home())
+    watched = Watched(services.leaving, completed)
+    home = _worker(client, node_queue(services.node_id, services.boot), steps.at_home(), watched)
     anywhere = _worker(client, NODES_QUEUE, steps.anywhere())
     async with home, anywhere:
         yield
 
 
-def _worker(client: Client, queue: str, activities: list[Callable[..., Any]]) -> Worker:
+def _worker(client: Client, queue: str, activities: list[Callable[..., Any]], *interceptors: Interceptor) -> Worker:
     return Worker(
         client,
         task_queue=queue,
         activities=activities,
+        interceptors=interceptors,
         # Without this, heartbeats are throttled to 0.8 of their timeout and a cancel arrives seconds late.
         max_heartbeat_throttle_interval=timedelta(milliseconds=300),
         graceful_shutdown_timeout=timedelta(seconds=2),

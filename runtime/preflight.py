@@ -25,6 +25,7 @@ from engine.tokens import load_chat_format
 from runtime.errors import MigrationError, PortTaken, StartupError
 from runtime.home import check_alone
 from runtime.migrate import check_schema
+from runtime.seats import seats
 from runtime.settings import Settings
 from sandbox import choose
 
@@ -37,6 +38,7 @@ ANSWER_WITHIN_S: Final = 5.0
 def check_machine(settings: Settings) -> None:
     """The home, its disk, the port, the sandbox, and every address that was given. Raises StartupError and kin."""
     check_alone(settings)
+    seats(settings)
     if settings.api_port:
         check_listen(settings.api_host, settings.api_port)
     check_space(settings)

@@ -84,6 +84,8 @@ class Settings:
     sandbox: str | None = None
     sandbox_volumes: tuple[Volume, ...] = ()
     egress_allow: tuple[Entry, ...] = ()
+    nodes: int = 1
+    workers: int = 1
     node_id: str = "node-1"
     log_level: str = "info"
 
@@ -164,6 +166,15 @@ class Settings:
     def kv_dir(self) -> Path:
         """The NVMe tier."""
         return self.home / "kv"
+
+    @property
+    def shared_kv_dir(self) -> Path:
+        """The shared store of an installation with several nodes that was not given one."""
+        return self.home / "shared-kv"
+
+    @property
+    def blobs_lock_path(self) -> Path:
+        return self.home / "blobs.lock"
 
     @property
     def host_arena(self) -> Path:
@@ -338,6 +349,8 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_SANDBOX": Key("sandbox", _sandbox),
     "TENUTO_SANDBOX_VOLUMES": Key("sandbox_volumes", _volumes),
     "TENUTO_EGRESS_ALLOW": Key("egress_allow", parse_allow),
+    "TENUTO_NODES": Key("nodes", _number(int, 1, 16, "a number of nodes from 1 to 16")),
+    "TENUTO_WORKERS": Key("workers", _number(int, 1, 16, "a number of workers from 1 to 16")),
     "TENUTO_NODE_ID": Key("node_id", _matching(r"[a-z0-9][a-z0-9-]{0,31}", "up to 32 of a-z, 0-9 and -")),
     "TENUTO_LOG_LEVEL": Key("log_level", _one_of("debug", "info", "warning", "error")),
 }

@@ -19,16 +19,20 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import httpx
 import psutil
 
+from runtime import release as releasing
 from runtime.embedded import PostgresServer, TemporalServer
 from runtime.embedded.temporal import free_port
 from runtime.errors import PortTaken
 from runtime.home import alone, make_admin_key, orphans, private_dir, write_private
 from runtime.preflight import check_listen
+from runtime.process import connect_temporal
+from runtime.seats import Seat, clear_unseated, seats
 from runtime.settings import Settings
 from runtime.supervisor import Child, OnEvent, Supervisor
 
@@ -46,20 +50,21 @@ class Stack:
         self.supervisor = Supervisor(settings.logs_dir, on_event, self.write_state)
         self.at_end: list[Callable[[], Awaitable[None]]] = []
         self.is_ready = False
+        self.engines: dict[str, str] = {}  # node id to address
         self._boot = secrets.token_hex(6)
 
     def resolve(self, **found: Any) -> None:
         self.settings = dataclasses.replace(self.settings, **found)
         self.write_state()
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, settings: Settings | None = None) -> dict[str, str]:
         """Ours, with TENUTO_* as resolved."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("TENUTO_")}
-        return {**kept, "PYTHONUNBUFFERED": "1", **self.settings.environment()}
+        return {**kept, "PYTHONUNBUFFERED": "1", **(settings or self.settings).environment()}
 
-    def python(self, name: str, *argv: str, **how: Any) -> Child:
-        """A module of ours as a child, with the resolved settings."""
-        return Child(name, [sys.executable, "-P", "-m", *argv], self.environment(), **how)
+    def python(self, name: str, *argv: str, settings: Settings | None = None, **how: Any) -> Child:
+        """A module of ours as a child, with the resolved settings or with those of its seat."""
+        return Child(name, [sys.executable, "-P", "-m", *argv], self.environment(settings), **how)
 
     def write_state(self) -> None:
         settings = self.settings
@@ -71,6 +76,7 @@ class Stack:
             "dsn": settings.postgres_dsn,
             "temporal": settings.temporal_address,
             "engine": settings.engine_address,
+            "engines": self.engines,
             "processes": self.supervisor.pids,
         }
         try:
@@ -80,7 +86,8 @@ class Stack:
 
     async def close(self) -> None:
         """Stops everything and removes what only a running stack has."""
-        await self.supervisor.stop()
+        # All nodes at once: none of them then hands its sessions over to one that is about to stop as well.
+        await self.supervisor.stop(together=[name for name in self.supervisor.pids if name.startswith("node")])
         for last in self.at_end:
             try:
                 await asyncio.wait_for(last(), _REAP_PATIENCE_S)
@@ -146,34 +153,45 @@ async def migrations(stack: Stack) -> None:
 
 
 async def engine(stack: Stack) -> None:
+    """One for every node, all loading at once."""
+    found = seats(stack.settings)
     if stack.settings.engine_address is not None:
+        stack.engines = {found[0].settings.node_id: stack.settings.engine_address}
         return
-    settings = stack.settings
-    threads = settings.engine_threads or len(os.sched_getaffinity(0))
-    model = await asyncio.to_thread(lambda: settings.model_path)
-    private_dir(settings.arena_dir)
-    settings.kv_dir.mkdir(mode=0o700, exist_ok=True)
+    if len(found) > 1 and stack.settings.shared_kv is None:
+        stack.resolve(shared_kv=str(stack.settings.shared_kv_dir))
+        stack.settings.shared_kv_dir.mkdir(mode=0o700, exist_ok=True)
+    private_dir(stack.settings.arena_dir)
+    await asyncio.to_thread(clear_unseated, stack.settings)
+    model = await asyncio.to_thread(lambda: stack.settings.model_path)
+    argvs = [_engine_argv(stack.settings, seat, model) for seat in found]
+    children = [stack.python(seat.engine, "engine", *argv, **_LOADS) for seat, argv in zip(found, argvs, strict=True)]
+    await asyncio.gather(*(stack.supervisor.start(child) for child in children))
+    stack.engines = {seat.settings.node_id: str(seat.socket) for seat in found}
+    stack.resolve(engine_address=str(found[0].socket))
+
+
+def _engine_argv(settings: Settings, seat: Seat, model: Path) -> list[str]:
+    seat.kv_dir.mkdir(mode=0o700, exist_ok=True)
     argv = {
         "--model": model,
-        "--socket": settings.engine_socket,
+        "--socket": seat.socket,
         "--kv-tokens": settings.kv_tokens,
-        "--host-arena": settings.host_arena,
-        "--host-bytes": settings.host_kv_bytes,
-        "--nvme-dir": settings.kv_dir,
-        "--nvme-bytes": settings.nvme_kv_bytes,
-        "--threads": threads,
+        "--host-arena": seat.host_arena,
+        "--host-bytes": seat.settings.host_kv_bytes,
+        "--nvme-dir": seat.kv_dir,
+        "--nvme-bytes": seat.settings.nvme_kv_bytes,
+        "--threads": seat.threads,
         "--dtype": settings.engine_dtype,
         "--backend": settings.engine_backend,
+        "--kv-compression": settings.kv_compression,
+        "--kv-encryption": settings.kv_encryption,
     }
-    argv |= {"--kv-compression": settings.kv_compression, "--kv-encryption": settings.kv_encryption}
     if settings.kv_decisions is not None:
         argv |= {"--decision-log": settings.kv_decisions}
     if settings.shared_kv is not None:
         argv |= {"--shared": settings.shared_kv, "--shared-bytes": settings.shared_kv_bytes}
-    flat = [str(part) for pair in argv.items() for part in pair]
-    child = stack.python("engine", "engine", *flat, ready_within_s=900.0, describe=_loading)
-    await stack.supervisor.start(child)
-    stack.resolve(engine_address=str(settings.engine_socket))
+    return [str(part) for pair in argv.items() for part in pair]
 
 
 def _loading(facts: Mapping[str, Any]) -> str:
@@ -181,6 +199,9 @@ def _loading(facts: Mapping[str, Any]) -> str:
     if "error" in facts:
         return f"engine: {facts['error']}"
     return f"{facts.get('what', 'loading')} {facts.get('progress', 0):.0%}"
+
+
+_LOADS: Final[Mapping[str, Any]] = {"ready_within_s": 900.0, "describe": _loading}
 
 
 async def api(stack: Stack) -> None:
@@ -215,13 +236,34 @@ def _port(stack: Stack) -> int:
 
 
 async def worker(stack: Stack) -> None:
-    await stack.supervisor.start(stack.python("worker", "runtime.worker"))
+    count = stack.settings.workers
+    names = ["worker"] if count == 1 else [f"worker-{number}" for number in range(1, count + 1)]
+    await asyncio.gather(*(stack.supervisor.start(stack.python(name, "runtime.worker")) for name in names))
+
+
+async def release(stack: Stack) -> None:
+    """The workflow code of this release is the current one, and every open session is on its way to it."""
+    client = await connect_temporal(stack.settings)
+    done = await releasing.release(client, releasing.build_id())
+    if done.restarted:
+        message = f"{done.restarted} sessions of an earlier release go on with this one"
+        stack.on_event("progress", name="release", message=message)
 
 
 async def node(stack: Stack) -> None:
     stack.at_end.append(lambda: _reap_sandboxes(stack.settings))
-    # The first start may build the sandboxes' image.
-    await stack.supervisor.start(stack.python("node", "runtime.node", ready_within_s=900.0))
+    first, *others = (
+        # The first start may build the sandboxes' image.
+        stack.python(seat.node, "runtime.node", settings=_of_seat(stack, seat), ready_within_s=900.0)
+        for seat in seats(stack.settings)
+    )
+    await stack.supervisor.start(first)
+    await asyncio.gather(*(stack.supervisor.start(other) for other in others))
+
+
+def _of_seat(stack: Stack, seat: Seat) -> Settings:
+    """A node's own settings; its engine is where the stack started it."""
+    return dataclasses.replace(seat.settings, engine_address=stack.engines[seat.settings.node_id])
 
 
 async def _reap_sandboxes(settings: Settings) -> None:
@@ -232,7 +274,16 @@ async def _reap_sandboxes(settings: Settings) -> None:
     await driver.reap(())
 
 
-COMPONENTS: Final[tuple[Component, ...]] = (postgres, temporal, migrations, engine, api, worker, node)
+COMPONENTS: Final[tuple[Component, ...]] = (
+    postgres,
+    temporal,
+    migrations,
+    engine,
+    api,
+    worker,
+    release,
+    node,
+)
 
 
 # --- the whole -----------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ def node_queue(node_id: str, boot: str) -> str:
 @dataclass(frozen=True)
 class PlaceIn:
     session_id: str
+    lost: str = ""  # the queue of the node that has just lost a step, if one has
 
 
 @dataclass(frozen=True)

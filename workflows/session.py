@@ -70,6 +70,7 @@ class SessionWorkflow:
         self._running: asyncio.Task[Any] | None = None
         self._activity = ""  # the step's activity that runs now
         self._stopped = False  # what ran was cancelled to make way for a command
+        self._lost = ""  # the queue that lost the last step
 
     @workflow.run
     async def run(self, state: SessionState) -> str:
@@ -81,7 +82,9 @@ class SessionWorkflow:
             if self._run_is_long() and not self.state.ending:
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 self.state.updates = 0
-                workflow.continue_as_new(self.state)
+                workflow.continue_as_new(
+                    self.state, initial_versioning_behavior=workflow.ContinueAsNewVersioningBehavior.AUTO_UPGRADE
+                )
         await self._finish()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return self.state.ending
@@ -128,6 +131,16 @@ class SessionWorkflow:
             if self._running is not None:
                 self._running.cancel()
         return self.state.ending
+
+    @workflow.signal
+    def leave(self, queue: str) -> None:
+        """The node of this queue hands its sessions over: the next step is placed anew."""
+        if self.state.placement is not None and self.state.placement.queue == queue:
+            self.state.placement = None
+
+    @workflow.signal
+    def look(self) -> None:
+        """Look around: a session that rests sees only then that there is a newer version of this code."""
 
     @workflow.query
     def status(self) -> dict[str, Any]:
@@ -178,6 +191,7 @@ class SessionWorkflow:
             info.get_current_history_length() > self.state.max_events
             or info.is_continue_as_new_suggested()
             or self.state.updates > MAX_UPDATES
+            or info.is_target_worker_deployment_version_changed()
         )
 
     async def _guarded(self, work: Awaitable[None]) -> None:
@@ -296,6 +310,7 @@ class SessionWorkflow:
                     raise _Refused(f"the step was lost {losses} times, the last time with: {error.cause}") from error
                 workflow.logger.warning("session %s leaves %s: %s", self.state.session_id, home.queue, error.cause)
                 self.state.placement = None
+                self._lost = home.queue
                 await workflow.sleep(pause_after_loss(losses))
                 continue
             finally:
@@ -306,7 +321,8 @@ class SessionWorkflow:
 
     async def _place(self) -> None:
         """Choose a node, raise the epoch, and read where the record stands."""
-        placement: Placement = await self._anywhere(contract.PLACE, PlaceIn(self.state.session_id), Placement)
+        asked = PlaceIn(self.state.session_id, self._lost)
+        placement: Placement = await self._anywhere(contract.PLACE, asked, Placement)
         self.state.placement = placement
         self.state.progress = placement.progress
 

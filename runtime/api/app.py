@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from runtime.api import approvals, commands, models, outputs, problems, sessions
+from runtime.api import admin, approvals, commands, models, outputs, problems, sessions
 from runtime.api.guard import Db, Guard
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
@@ -47,6 +47,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(approvals.router)
     app.include_router(outputs.router)
     app.include_router(models.router)
+    app.include_router(admin.router)
     _health(app)
     return app
 

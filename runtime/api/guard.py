@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api.problems import problem
-from runtime.errors import Unauthorized
+from runtime.errors import Forbidden, Unauthorized
 from runtime.store import Database, fleet
 
 MAX_BODY_BYTES = 8 << 20
@@ -102,3 +102,10 @@ async def tenant(request: Request, db: Db) -> str:
 
 
 Tenant = Annotated[str, Depends(tenant)]
+
+
+async def admin(request: Request, db: Db, tenant_id: Tenant) -> None:
+    """Raises Forbidden unless the request's key is of scope admin."""
+    key = request.headers.get("authorization", "").partition(" ")[2].strip()
+    if await fleet.scope_of_key(db, key) != "admin":
+        raise Forbidden("this key may use sessions; what an operator does takes a key of scope admin")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +25,14 @@ TOLD = 12  # the last events that a failure shows
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL `parts` in the nth think, once it has sampled `after` tokens, or `after` seconds into the nth tool."""
+    """SIGKILL `parts`, or send them another signal: in the nth think, once it has sampled `after` tokens, or `after`
+    seconds into the nth tool."""
 
     moment: str  # think or tool
     nth: int
     after: float
     parts: tuple[str, ...]
+    number: int = signal.SIGKILL
 
     def describe(self) -> str:
         unit = f"token {self.after:.0f}" if self.moment == "think" else f"{self.after:.1f} s"
@@ -164,6 +167,9 @@ class _Executioner:
         self._strike(kill)
 
     def _strike(self, kill: Kill) -> None:
-        pids = {part: self._stack.kill(part) for part in kill.parts if self._stack.pid(part)}
-        self._played.killed.append({"moment": kill.describe(), "pids": pids, "signal": "SIGKILL"})
-        self._say(f"kill -9 {', '.join(f'{part} ({pid})' for part, pid in pids.items())}, {kill.describe()}")
+        pids = {part: self._stack.signal(part, kill.number) for part in kill.parts if self._stack.pid(part)}
+        self._played.killed.append(
+            {"moment": kill.describe(), "pids": pids, "signal": signal.Signals(kill.number).name}
+        )
+        names = ", ".join(f"{part} ({pid})" for part, pid in pids.items())
+        self._say(f"kill -{kill.number} {names}, {kill.describe()}")

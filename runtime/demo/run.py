@@ -163,9 +163,10 @@ async def left_in_stack(stack: Stack) -> list[str]:
     found += [f"session {row['session_id']} is {row['state']}" for row in open_sessions]
     blobs = await asyncio.to_thread(lambda: len(list(BlobStore(stack.settings.blobs_dir))))
     found += [f"{blobs} snapshot blobs"] if blobs else []
-    async with await EngineClient.connect(stack.engine_address) as engine:
-        stats = await engine.stats()
-    found += [f"{count} pages on {place}" for place, count in pages_held(stats).items() if count]
+    for node, address in stack.engine_addresses.items():
+        async with await EngineClient.connect(address) as engine:
+            stats = await engine.stats()
+        found += [f"{count} pages on {place} of {node}" for place, count in pages_held(stats).items() if count]
     return found
 
 

@@ -49,16 +49,25 @@ class Stack:
     def engine_address(self) -> str:
         return str(self.state()["engine"])
 
+    @property
+    def engine_addresses(self) -> dict[str, str]:
+        """By node."""
+        return dict(self.state()["engines"])
+
     def pid(self, name: str) -> int | None:
         pid = self.state()["processes"].get(name)
         return pid if pid and psutil.pid_exists(pid) else None
 
     def kill(self, name: str) -> int:
         """SIGKILL one part, as a power cut would. Returns the pid that is gone."""
+        return self.signal(name, signal.SIGKILL)
+
+    def signal(self, name: str, number: int) -> int:
+        """Any signal to one part. Returns its pid."""
         pid = self.pid(name)
         if pid is None:
-            raise StartupError(f"{name} is not running; nothing was killed")
-        os.kill(pid, signal.SIGKILL)
+            raise StartupError(f"{name} is not running; no signal was sent")
+        os.kill(pid, number)
         return pid
 
     async def restarted(self, name: str, old_pid: int) -> int:
@@ -72,11 +81,16 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def running_stack(
-    environment: Mapping[str, str], say: Say, argv: Sequence[str] = ("runtime.cli", "up", "--json")
+    environment: Mapping[str, str],
+    say: Say,
+    argv: Sequence[str] = ("runtime.cli", "up", "--json"),
+    *,
+    cwd: Path | None = None,
 ) -> AsyncIterator[Stack]:
     """Start `tenuto up` with these TENUTO_* variables over the present ones; stop it on the way out.
 
-    `argv`: a module that stands in for `tenuto up`, and its arguments.
+    `argv`: a module that stands in for `tenuto up`, and its arguments. `cwd`: where another release is unpacked, which
+    runs with that as PYTHONPATH.
     """
     variables = {**os.environ, **environment}
     settings = settings_with(environment)
@@ -85,6 +99,7 @@ async def running_stack(
         "-m",
         *argv,
         env=variables,
+        cwd=cwd,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
         preexec_fn=die_with(os.getpid(), signal.SIGTERM),  # whoever started it may be killed

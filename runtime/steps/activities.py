@@ -10,8 +10,7 @@ from typing import Any
 
 from temporalio import activity
 
-from runtime.errors import Unavailable
-from runtime.steps import closing, compacting, inputs, interrupting, thinking, tooling
+from runtime.steps import closing, compacting, inputs, interrupting, placing, thinking, tooling
 from runtime.steps.errors import told_to_the_workflow
 from runtime.steps.services import Services
 from runtime.store import commands, sessions, standing
@@ -49,14 +48,10 @@ class Steps:
     @activity.defn(name=contract.PLACE)
     @told_to_the_workflow
     async def place(self, what: PlaceIn) -> Placement:
-        """Take the session over once the engine answers; say where its record stands."""
-        s = self._services
+        """Choose the session's node; say where its record stands."""
         async with heartbeats():
-            if not await s.engine.ready(timeout_s=60):
-                raise Unavailable("the engine does not answer")
-            session = await sessions.place(s.db, what.session_id, s.node_id, s.boot)
-            queue = contract.node_queue(s.node_id, s.boot)
-            return Placement(s.node_id, queue, session.epoch, await self._progress(what.session_id))
+            home = await placing.place(self._services, what.session_id, what.lost)
+            return Placement(home.node_id, home.queue, home.epoch, await self._progress(what.session_id))
 
     @activity.defn(name=contract.TAKE_INPUT)
     @told_to_the_workflow

@@ -16,12 +16,15 @@ async def open_box(
     s: Services, owner: Owner, attempt: Attempt, config: SessionConfig, root: str
 ) -> tuple[str, Sandbox]:
     """The session's sandbox and its id. A new one holds exactly the workspace `root`; a live one is left as it is,
-    since its journal knows which calls ran."""
+    since its journal knows which calls ran, also where another node of this machine made it."""
     row = await fleet.sandbox_of(s.db, owner.session_id)
-    if row is not None and row["handle"] is not None and row["node_id"] == s.node_id:
+    if row is not None and row["handle"] is not None and row["driver"] == s.driver.name:
         handle = Handle.from_json(row["handle"])
         try:
-            return row["sandbox_id"], await s.driver.attach(handle, epoch=owner.epoch)
+            sandbox = await s.driver.attach(handle, epoch=owner.epoch)
+            if row["node_id"] != s.node_id:
+                await fleet.move_sandbox(s.db, row["sandbox_id"], s.node_id)
+            return row["sandbox_id"], sandbox
         except SandboxLost as lost:
             await _tell(s, owner, attempt, "sandbox.lost", {"sandbox_id": row["sandbox_id"], "reason": str(lost)})
             await s.driver.release(handle)

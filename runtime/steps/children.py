@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 from dataclasses import dataclass
 
-from temporalio import activity
-
 from runtime import delivery
 from runtime.config import SessionConfig
 from runtime.errors import NotFound
@@ -16,6 +14,7 @@ from runtime.store import domains, sessions
 from runtime.store.values import Session
 from runtime.tools.kinds import SessionTool
 from runtime.tools.outcome import Outcome
+from runtime.unwanted import is_unwanted
 from workflows.states import TERMINAL, State
 
 LOOK_EVERY_S = 0.5
@@ -58,7 +57,7 @@ async def run_child(
         await end_child(s, child, "cancelled")
         return Outcome("timeout", None, b"the session that was to do it took too long")
     except asyncio.CancelledError:
-        if not activity.is_worker_shutdown():  # cancelled, not drained: the child must not go on
+        if is_unwanted():
             await asyncio.shield(end_child(s, child, "cancelled"))
         raise
     await end_child(s, child, "cancelled" if outcome.reason == "error" else "completed")

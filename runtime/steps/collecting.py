@@ -1,7 +1,7 @@
 """Snapshots end with their session: what no open session's record names is deleted.
 
 A snapshot is a set of blobs until the record names its root. `Services.blob_lock` is held from the first blob to the
-record, and by whoever deletes, so that nothing is deleted in between.
+record, and by whoever deletes, so that nothing is deleted in between, by no node of this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPEN = "s.state NOT IN ('cancelled', 'completed') AND s.session_id <> $1"
 
 async def collect_session(s: Services, session_id: str) -> int:
     """Delete the blobs that only this session names; returns how many."""
-    async with s.blob_lock:
+    async with s.blob_lock.deleting():
         own = await s.db.fetch(_ROOTS.format(which="s.session_id = $1"), session_id)
         kept = await s.db.fetch(_ROOTS.format(which=_OPEN), session_id)
         roots = [row["root"] for row in kept]
@@ -33,7 +33,7 @@ async def collect_session(s: Services, session_id: str) -> int:
 
 async def collect_all(s: Services) -> int:
     """Delete every blob that no open session names: what a crash left. For the start of a node."""
-    async with s.blob_lock:
+    async with s.blob_lock.deleting():
         kept = await s.db.fetch(_ROOTS.format(which=_OPEN), "")
         await asyncio.to_thread(s.blobs.sweep)
         return await asyncio.to_thread(_delete, s.blobs, set(s.blobs), [row["root"] for row in kept])

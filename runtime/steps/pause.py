@@ -12,6 +12,7 @@ from typing import Any
 from engine import EngineError, EngineGone, KvReceipt
 from runtime.errors import StaleEpoch
 from runtime.steps.services import Services
+from runtime.steps.sharing import share
 from runtime.store import events, fleet
 from runtime.store.values import Attempt, Event, Owner
 
@@ -76,6 +77,8 @@ class _Pages:
             await self.intend("offload", policy, evict=True, pause=pause)
         else:
             await self.intend("offload", "auto", pause=pause)
+        if policy != "drop":
+            await share(self.services, self.owner.session_id, self.owner.epoch)
 
     async def intend(
         self, intent: str, tier: str | None = None, *, evict: bool = False, pause: dict[str, Any] | None = None

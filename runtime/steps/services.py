@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 from temporalio.client import Client
 
 from engine.tokens import ChatFormat, Tokenizer
 from runtime.engines import EngineLink
+from runtime.steps.blob_lock import BlobLock
+from runtime.steps.leaving import Leaving
 from runtime.store import Database, Owner
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Driver, Volume
@@ -25,9 +26,11 @@ class Services:
     driver: Driver
     blobs: BlobStore
     volumes: tuple[Volume, ...]
+    blob_lock: BlobLock
     temporal: Client | None = None  # to tell other sessions at once; without it the reconciler does
     egress: Egress = field(default_factory=Egress)
-    blob_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # see runtime.steps.collecting
+    shares: bool = False  # there is a store from which other nodes can take pages
+    leaving: Leaving = field(default_factory=Leaving)
 
     def owner(self, session_id: str, epoch: int) -> Owner:
         return Owner(session_id, epoch, self.node_id, self.boot)

@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 
+from runtime.errors import NotFound
 from runtime.store.database import Database
 
 DEFAULT_TENANT = "default"
@@ -43,30 +44,108 @@ async def tenant_of_key(db: Database, key: str) -> str | None:
     return row["tenant_id"] if row else None
 
 
+async def scope_of_key(db: Database, key: str) -> str | None:
+    row = await db.fetchrow(
+        "SELECT scope FROM api_keys WHERE sha256 = $1 AND revoked_at IS NULL", hashlib.sha256(key.encode()).digest()
+    )
+    return row["scope"] if row else None
+
+
 async def register_node(
-    db: Database, node_id: str, boot: str, queue: str, card: Mapping[str, Any], sandbox: Mapping[str, Any]
+    db: Database,
+    node_id: str,
+    boot: str,
+    queue: str,
+    card: Mapping[str, Any],
+    sandbox: Mapping[str, Any],
+    engine: str | None = None,
 ) -> None:
+    """A new life of a node: it takes sessions, whatever was asked of the one before."""
     await db.execute(
-        "INSERT INTO nodes (node_id, boot, queue, card, sandbox) VALUES ($1, $2, $3, $4, $5)"
-        " ON CONFLICT (node_id) DO UPDATE SET boot = $2, queue = $3, card = $4, sandbox = $5, heartbeat_at = now()",
+        "INSERT INTO nodes (node_id, boot, queue, card, sandbox, engine) VALUES ($1, $2, $3, $4, $5, $6)"
+        " ON CONFLICT (node_id) DO UPDATE SET boot = $2, queue = $3, card = $4, sandbox = $5, engine = $6,"
+        " heartbeat_at = now(), engine_at = now(), draining = false, drained_at = NULL",
         node_id,
         boot,
         queue,
         dict(card),
         dict(sandbox),
+        engine,
     )
 
 
-async def heartbeat(db: Database, node_id: str, boot: str) -> None:
-    await db.execute("UPDATE nodes SET heartbeat_at = now() WHERE node_id = $1 AND boot = $2", node_id, boot)
+async def heartbeat(db: Database, node_id: str, boot: str, *, engine_answers: bool = True) -> bool:
+    """Renew the lease of this life of a node; True if it was asked to drain."""
+    row = await db.fetchrow(
+        "UPDATE nodes SET heartbeat_at = now(), engine_at = CASE WHEN $3 THEN now() ELSE engine_at END"
+        " WHERE node_id = $1 AND boot = $2 RETURNING draining",
+        node_id,
+        boot,
+        engine_answers,
+    )
+    return bool(row and row["draining"])
+
+
+async def ask_to_drain(db: Database, node_id: str) -> None:
+    """The node gets no more sessions from now on, and is told at its next heartbeat. Idempotent. Raises NotFound."""
+    row = await db.fetchrow("UPDATE nodes SET draining = true WHERE node_id = $1 RETURNING node_id", node_id)
+    if row is None:
+        raise NotFound(f"there is no node {node_id}")
+
+
+async def note_drained(db: Database, node_id: str, boot: str) -> None:
+    await db.execute("UPDATE nodes SET drained_at = now() WHERE node_id = $1 AND boot = $2", node_id, boot)
 
 
 async def nodes(db: Database) -> list[dict[str, Any]]:
     rows = await db.fetch(
-        "SELECT node_id, boot, queue, card, sandbox,"
-        " heartbeat_at > now() - make_interval(secs => $1) AS alive FROM nodes ORDER BY node_id",
+        "SELECT node_id, boot, queue, card, sandbox, engine, draining, drained_at,"
+        " heartbeat_at > now() - make_interval(secs => $1) AS alive,"
+        " extract(epoch FROM now() - heartbeat_at)::float8 AS age_s,"
+        " (SELECT count(*) FROM sessions s WHERE s.node_id = n.node_id"
+        "   AND s.state NOT IN ('cancelled', 'completed')) AS sessions,"
+        " (SELECT count(*) FROM sessions s WHERE s.node_id = n.node_id AND s.state IN ('thinking', 'tool_running'))"
+        " AS running FROM nodes n ORDER BY node_id",
         NODE_ALIVE_S,
         patience_s=2,
+    )
+    return [dict(row) for row in rows]
+
+
+async def sessions_on(db: Database, node_id: str) -> list[dict[str, Any]]:
+    """Open sessions of a node, with what is needed to move their pages."""
+    rows = await db.fetch(
+        "SELECT s.session_id, s.tenant_id, s.epoch, coalesce(d.salt, t.salt) AS salt FROM sessions s"
+        " JOIN tenants t USING (tenant_id) LEFT JOIN kv_domains d ON d.domain_id = s.kv_domain"
+        " WHERE s.node_id = $1 AND s.state NOT IN ('created', 'cancelling', 'cancelled', 'completed')"
+        " ORDER BY s.session_id",
+        node_id,
+    )
+    return [dict(row) for row in rows]
+
+
+async def other_engines(db: Database, session_id: str, node_id: str) -> list[str]:
+    """Engines of living nodes, other than `node_id`, that have worked for a session."""
+    rows = await db.fetch(
+        "SELECT engine FROM nodes WHERE node_id <> $2 AND engine IS NOT NULL"
+        " AND heartbeat_at > now() - make_interval(secs => $3)"
+        " AND node_id IN (SELECT node_id FROM attempts WHERE session_id = $1) ORDER BY node_id",
+        session_id,
+        node_id,
+        NODE_ALIVE_S,
+    )
+    return [row["engine"] for row in rows]
+
+
+async def ended_elsewhere(db: Database, node_id: str, within_s: float) -> list[dict[str, Any]]:
+    """Sessions for which a node has worked and which another one ended of late."""
+    rows = await db.fetch(
+        "SELECT s.session_id, s.epoch, t.salt FROM sessions s JOIN tenants t USING (tenant_id)"
+        " WHERE s.state IN ('cancelled', 'completed') AND s.updated_at > now() - make_interval(secs => $2)"
+        " AND s.node_id <> $1 AND EXISTS"
+        " (SELECT FROM attempts a WHERE a.node_id = $1 AND a.session_id = s.session_id)",
+        node_id,
+        within_s,
     )
     return [dict(row) for row in rows]
 
@@ -106,8 +185,27 @@ async def close_sandbox(db: Database, sandbox_id: str) -> None:
     )
 
 
-async def live_sandboxes(db: Database, node_id: str) -> set[str]:
-    rows = await db.fetch("SELECT sandbox_id FROM sandboxes WHERE node_id = $1 AND state <> 'released'", node_id)
+async def give_up_sandbox(db: Database, session_id: str, epoch: int) -> dict[str, Any] | None:
+    """The handle of a sandbox that is released herewith; None where a call may be running in it, or somebody else has
+    the session by now."""
+    row = await db.fetchrow(
+        "UPDATE sandboxes b SET state = 'released', released_at = now() FROM sessions s"
+        " WHERE b.session_id = $1 AND b.state = 'live' AND s.session_id = $1 AND s.epoch = $2 AND NOT EXISTS"
+        " (SELECT FROM tool_calls WHERE session_id = $1 AND status = 'pending') RETURNING b.handle",
+        session_id,
+        epoch,
+    )
+    return dict(row["handle"]) if row else None
+
+
+async def move_sandbox(db: Database, sandbox_id: str, node_id: str) -> None:
+    """It stays where it is; another node of that machine has its session now."""
+    await db.execute("UPDATE sandboxes SET node_id = $2 WHERE sandbox_id = $1", sandbox_id, node_id)
+
+
+async def live_sandboxes(db: Database) -> set[str]:
+    """Of every node: several of them may share a machine, and each sees all sandboxes that run there."""
+    rows = await db.fetch("SELECT sandbox_id FROM sandboxes WHERE state <> 'released'")
     return {row["sandbox_id"] for row in rows}
 
 

@@ -11,6 +11,7 @@ from temporalio import activity
 from runtime.tools.kinds import McpTool
 from runtime.tools.mcp import ABOUT_US, McpFault, T, Work, attempt
 from runtime.tools.talking import INITIALIZED, RING_BYTES, Conversation
+from runtime.unwanted import is_unwanted
 from sandbox import Result, Running, Sandbox, SandboxBusy, SandboxLost
 
 LAST_WORDS = 500
@@ -41,7 +42,7 @@ class InsideServer:
             offset = 0 if again else await self._end(key)
             return await self._talk(work, Conversation(self._sandbox, key, speaker, offset))
         except asyncio.CancelledError:
-            if key and not (activity.in_activity() and activity.is_worker_shutdown()):
+            if key and (not activity.in_activity() or is_unwanted()):
                 await asyncio.shield(self._end_it(key))  # cancelled, not drained: it must not go on
             raise
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from temporalio import activity
-
 from runtime.tools import http, mcp
 from runtime.tools.catalog import Known
 from runtime.tools.egress import Egress, EgressRefused
@@ -17,6 +15,7 @@ from runtime.tools.kinds import CommandTool, HttpTool, McpTool, SessionTool
 from runtime.tools.mcp_inside import InsideServer
 from runtime.tools.mcp_outside import OutsideServer
 from runtime.tools.outcome import Outcome
+from runtime.unwanted import is_unwanted
 from sandbox import BadArguments, Sandbox, SandboxLost, tool_argv
 
 Arguments = Mapping[str, Any]
@@ -90,7 +89,7 @@ async def run_inside(sandbox: Sandbox, known: Known, arguments: Arguments, place
     try:
         result = await running.result()
     except asyncio.CancelledError:
-        if not activity.is_worker_shutdown():  # cancelled, not drained: the tool must not go on
+        if is_unwanted():
             await asyncio.shield(sandbox.kill(place.key))
         raise
     if result.reason == "lost":

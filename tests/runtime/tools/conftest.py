@@ -18,6 +18,7 @@ from engine import EngineGone, ModelCard
 from engine.tokens import load_chat_format
 from runtime.config import SessionConfig
 from runtime.steps import checkpoints, inputs, tooling
+from runtime.steps.blob_lock import BlobLock
 from runtime.steps.services import Services
 from runtime.store import Database, fleet, sessions, steps
 from runtime.store.values import Owner
@@ -151,7 +152,8 @@ async def node(db: Database, driver: Driver, model_path: Path, tmp_path: Path) -
     await fleet.ensure_admin(db, "key")
     blobs = BlobStore(tmp_path / "blobs")
     engine: Any = NoEngine()
-    return Node(Services("n", "boot", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,)))
+    lock = BlobLock(tmp_path / "blobs.lock")
+    return Node(Services("n", "boot", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock))
 
 
 @pytest.fixture

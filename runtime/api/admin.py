@@ -1,0 +1,57 @@
+"""`/v1/admin`: what an operator asks of the installation. It takes a key of scope admin."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from runtime import reconcile
+from runtime.api.guard import Db, admin
+from runtime.store import fleet
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+Admin = Annotated[None, Depends(admin)]
+
+
+@router.get("/nodes")
+async def list_nodes(db: Db, _: Admin) -> dict[str, Any]:
+    """Every node that has ever been here: its state, how old its last heartbeat is, and its open sessions."""
+    data = [_node(row) for row in await fleet.nodes(db)]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": data, "has_more": False, **ends}
+
+
+@router.post("/nodes/{node_id}/drain", status_code=202)
+async def drain(node_id: str, db: Db, _: Admin) -> dict[str, Any]:
+    """The node takes no more sessions, and hands over those that it has. Idempotent; follow it with GET."""
+    await fleet.ask_to_drain(db, node_id)
+    return next(_node(row) for row in await fleet.nodes(db) if row["node_id"] == node_id)
+
+
+@router.post("/reconcile")
+async def reconcile_sessions(request: Request, db: Db, _: Admin) -> dict[str, Any]:
+    """Make sure that every open session has a workflow, and say of how many that was not so."""
+    return {"object": "reconciliation", **(await reconcile.everything(request.app.state.temporal, db)).as_json()}
+
+
+def _node(row: dict[str, Any]) -> dict[str, Any]:
+    if not row["alive"]:
+        state = "down"
+    elif row["draining"]:
+        state = "drained" if row["drained_at"] else "draining"
+    else:
+        state = "up"
+    return {
+        "id": row["node_id"],
+        "object": "node",
+        "state": state,
+        "boot": row["boot"],
+        "model": row["card"]["model"],
+        "sandbox": row["sandbox"].get("backend"),
+        "engine": row["engine"],
+        "heartbeat_age_s": round(row["age_s"], 1),
+        "sessions": row["sessions"],
+        "running": row["running"],
+    }

@@ -1,0 +1,95 @@
+"""`tenuto nodes`, `node drain`, `reconcile`, `release`: what an operator does with an installation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import click
+import tenuto
+from rich.console import Console
+from rich.table import Table
+
+_POLL_S = 0.2
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per node.")
+def nodes(as_json: bool) -> None:
+    """List nodes: what each does, when it was last heard of, and the sessions that it has."""
+    with tenuto.Client() as client:
+        found = client.get("/v1/admin/nodes")["data"]
+    if as_json:
+        for one in found:
+            click.echo(json.dumps(one))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("node", "state", "model", "last heard of", "sessions", "running"):
+        table.add_column(column)
+    for one in found:
+        heard = f"{one['heartbeat_age_s']:.0f} s ago"
+        table.add_row(one["id"], one["state"], one["model"], heard, str(one["sessions"]), str(one["running"]))
+    Console().print(table)
+
+
+@click.group()
+def node() -> None:
+    """One node of the installation."""
+
+
+@node.command()
+@click.argument("node_id")
+@click.option("--wait", is_flag=True, help="Until it is drained.")
+@click.option("--within", "within_s", type=float, default=120.0, show_default=True, help="Seconds to wait at most.")
+def drain(node_id: str, wait: bool, within_s: float) -> None:
+    """Give a node no more sessions, and hand over those that it has. Once it is restarted it takes sessions again."""
+    with tenuto.Client() as client:
+        found = client.post(f"/v1/admin/nodes/{node_id}/drain")
+        deadline = time.monotonic() + within_s
+        while wait and found["state"] == "draining" and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            found = _node(client, node_id)
+    click.echo(f"{node_id} is {found['state']}, {found['running']} of its {found['sessions']} sessions run")
+    if wait and found["state"] != "drained":
+        raise click.exceptions.Exit(1)
+
+
+def _node(client: tenuto.Client, node_id: str) -> dict[str, Any]:
+    return next(one for one in client.get("/v1/admin/nodes")["data"] if one["id"] == node_id)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True)
+def reconcile(as_json: bool) -> None:
+    """Start every open session again that Temporal does not know of, from the record in Postgres."""
+    with tenuto.Client() as client:
+        found = client.post("/v1/admin/reconcile")
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    click.echo(
+        f"{found['open']} sessions are open: {found['restarted']} were started again, {found['running']} were running,"
+        f" {found['not_begun']} have had no message yet, {found['failed']} could not be reached"
+    )
+
+
+@click.command()
+def release() -> None:
+    """Make the workflow code that is installed here the current one, once a worker of it runs."""
+    from runtime.process import connect_temporal
+    from runtime.release import build_id
+    from runtime.release import release as bring
+    from runtime.settings import Settings
+
+    settings = Settings.load()
+
+    async def work() -> None:
+        done = await bring(await connect_temporal(settings, patience_s=5.0), build_id())
+        click.echo(
+            f"{build_id()} is current: {done.current} open sessions run it, {done.told} come to it at their next step,"
+            f" {done.restarted} were begun again with it"
+        )
+
+    asyncio.run(work())

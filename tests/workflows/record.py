@@ -1,0 +1,88 @@
+"""Records histories of real sessions, for the tests to replay: `python -m tests.workflows.record`.
+
+A session whose workflow code was changed must still replay what an earlier version of that code did, unless it is begun
+anew. Run this when the code was changed on purpose, and keep what it writes with the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import tenuto
+from temporalio.client import Client
+
+from runtime.demo import story
+from runtime.demo.play import Kill, play
+from runtime.demo.run import demo_environment
+from runtime.demo.stack import Stack, running_stack
+from tests.conftest import TEST_MODEL
+from workflows.contract import workflow_id
+
+HISTORIES = Path(__file__).parent / "histories"
+WAIT: dict[str, Any] = {
+    "name": "wait",
+    "description": "Wait for a word.",
+    "parameters": {"type": "object", "properties": {"word": {"enum": ["tide"]}}, "required": ["word"]},
+    "command": ["sleep", "600"],
+}
+
+
+async def tool_rounds(stack: Stack, client: tenuto.AsyncClient) -> str:
+    """Two messages and three tool rounds, to the end."""
+    return (await play(stack, client, story.session(31, 0.8, long_s=0.5, short_s=0.2))).session_id
+
+
+async def killed_node(stack: Stack, client: tenuto.AsyncClient) -> str:
+    """A node that is lost in a think and another in a tool."""
+    spec = story.session(32, 0.8, long_s=1.0, short_s=0.2)
+    kills = [Kill("think", 2, 5, ("node",)), Kill("tool", 2, 0.3, ("engine",))]
+    return (await play(stack, client, spec, kills=kills)).session_id
+
+
+async def cancelled_in_a_tool(stack: Stack, client: tenuto.AsyncClient) -> str:
+    session = await client.sessions.create(tools=[WAIT], limits={"max_think_tokens": 60}, seed=33)
+    await session.send("Wait.", tool_choice="required", max_tool_rounds=1)
+    async for event in session.stream():
+        if event.type == "tool.started":
+            break
+    await session.cancel()
+    return session.id
+
+
+async def at_rest(stack: Stack, client: tenuto.AsyncClient) -> str:
+    """A session that is open: what a release finds most of."""
+    session = await client.sessions.create(limits={"max_think_tokens": 20}, seed=34)
+    await session.run("One.")
+    return session.id
+
+
+SCENES: dict[str, Callable[[Stack, tenuto.AsyncClient], Awaitable[str]]] = {
+    one.__name__: one for one in (tool_rounds, killed_node, cancelled_in_a_tool, at_rest)
+}
+
+
+async def record() -> None:
+    home = Path(tempfile.mkdtemp(prefix="tenuto-record-"))
+    try:
+        async with running_stack(demo_environment(home, TEST_MODEL), lambda _: None) as stack:
+            temporal = await Client.connect(stack.state()["temporal"])
+            async with tenuto.AsyncClient(stack.api_url, stack.api_key) as client:
+                HISTORIES.mkdir(exist_ok=True)
+                for name, scene in SCENES.items():
+                    session_id = await scene(stack, client)
+                    history = await temporal.get_workflow_handle(workflow_id(session_id)).fetch_history()
+                    path = HISTORIES / f"{name}.json.gz"
+                    path.write_bytes(gzip.compress(history.to_json().encode(), mtime=0))
+                    print(f"{path.name}: {len(history.events)} events")
+    finally:
+        shutil.rmtree(home)
+
+
+if __name__ == "__main__":
+    asyncio.run(record())
