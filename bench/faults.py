@@ -158,21 +158,26 @@ def _mark_again(made: Bed) -> Watch:
 
 
 def _write_as_a_zombie(made: Bed) -> Watch:
-    """Tokens that an owner would append that was replaced and that no epoch keeps out, once per session."""
+    """Tokens that an owner would append that was replaced and that no epoch keeps out: once, in the last think, which
+    no grammar guides."""
+    rested: set[str] = set()
     writing: list[asyncio.Task[None]] = []
 
     async def write(session_id: str, step: int, token_ids: list[int]) -> None:
+        # Far behind what the owner writes meanwhile, so that the two do not collide.
         async with Database(made.stack.postgres_dsn) as db:
             await db.execute(
                 "INSERT INTO segments (session_id, step_no, idx, tenant_id, kind, token_ids) SELECT $1, $2,"
-                " max(idx) + 1, max(tenant_id), 'model', $3 FROM segments WHERE session_id = $1 AND step_no = $2",
+                " max(idx) + 100, max(tenant_id), 'model', $3 FROM segments WHERE session_id = $1 AND step_no = $2",
                 session_id,
                 step,
                 token_ids,
             )
 
     def watch(player: Player, event: tenuto.Event) -> None:
-        if event.type == "model.delta" and not writing:
+        if event.type == "session.idle":
+            rested.add(player.session_id)
+        if event.type == "model.delta" and player.session_id in rested and not writing:
             assert event.step is not None
             writing.append(asyncio.create_task(write(player.session_id, event.step, event.data["token_ids"])))
 

@@ -14,6 +14,7 @@ import psutil
 
 from bench.faults_bed import Bed, filled
 from bench.faults_plan import Fault
+from runtime.errors import Unavailable
 from runtime.store import Database, fleet
 
 Struck = dict[str, Any]
@@ -75,8 +76,11 @@ class Striker:
 
     async def _pids(self, fault: Fault, session_id: str) -> dict[str, int]:
         if fault.target == "sandbox":
-            async with Database(self.bed.stack.postgres_dsn, patience_s=5.0) as db:
-                row = await fleet.sandbox_of(db, session_id)
+            try:
+                async with Database(self.bed.stack.postgres_dsn, patience_s=5.0) as db:
+                    row = await fleet.sandbox_of(db, session_id)
+            except Unavailable:  # another fault has Postgres
+                return {}
             return {"sandbox": row["handle"]["pid"]} if row and row["handle"] else {}
         pids = self.bed.stack.state()["processes"]
         names = sorted(name for name in pids if re.fullmatch(rf"{fault.target}(-\d+)?", name))

@@ -54,12 +54,14 @@ async def cost(stack: Stack, client: tenuto.AsyncClient, spans: Path, rounds: in
 
 
 async def _turn(stack: Stack, client: tenuto.AsyncClient, temporal: Client, number: int) -> list[Line]:
-    """A new session's turn, so that no step has more of a past than another."""
+    """A new session's second turn: its sandbox is there, and no round's steps have more of a past than another's."""
     session = await client.sessions.create(**SPEC)
+    await session.run("Look.", tool_choice="required", max_tool_rounds=1)
+    first = len(await activities(temporal, workflow_id(session.id)))
     before = _cpu(stack)
     await session.run("Look.", tool_choice="required", max_tool_rounds=1)
     spent = {name: after - before[name] for name, after in _cpu(stack).items()}
-    took = [one for one in await activities(temporal, workflow_id(session.id)) if one.name != "place"]
+    took = (await activities(temporal, workflow_id(session.id)))[first:]
     own = {step["id"]: step["output"] for step in await session.steps()}
     lines: list[Line] = [{"kind": "cpu", "round": number, "steps": len(took), "seconds": spent}]
     for one in took:

@@ -17,19 +17,15 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import activity, workflow
-from temporalio.client import Client
 from temporalio.common import RetryPolicy
-from temporalio.worker import Worker
 
 with workflow.unsafe.imports_passed_through():
+    import sandbox
     from runtime import node, process, worker
     from runtime import up as stack
-    from runtime.release import build_id
     from runtime.settings import Settings
-    from runtime.steps import Steps, checkpoints, pause, thinking, tooling
+    from runtime.steps import Steps, calls, checkpoints, pause, thinking
     from runtime.store import fleet, ledger, sessions, steps
-    from workflows.contract import SESSIONS_QUEUE
-    from workflows.session import SessionWorkflow
 
 SPANS = "BENCH_SPANS"  # the file that the node writes its spans to
 BARE = "bench.bare"
@@ -82,9 +78,10 @@ _TIMED: tuple[tuple[Any, str, str], ...] = (
     (ledger, "settle", "settle tx"),
     (thinking, "_generate", "engine and tokens"),
     (thinking, "_known_tokens", "known tokens read"),
-    (tooling, "open_box", "sandbox attach"),
-    (tooling, "_call", "tool"),
-    (tooling, "workspace_after", "snapshot"),
+    (calls, "open_box", "sandbox attach"),
+    (calls, "run_inside", "tool"),
+    (sandbox.Call, "result", "call in the sandbox"),
+    (sandbox.Sandbox, "snapshot", "snapshot"),
     (pause._Pages, "intend", "kv intent"),
     (Steps, "_progress", "progress read"),
     (Steps, "take_input", "take_input"),
@@ -131,12 +128,7 @@ def run_node() -> None:
 
 
 def run_worker() -> None:
-    def make_worker(client: Client, **options: Any) -> Worker:
-        ours: dict[str, Any] = {"deployment_config": worker.version(build_id())}
-        both = [SessionWorkflow, BareWorkflow]
-        return Worker(client, task_queue=SESSIONS_QUEUE, workflows=both, **(ours | options))
-
-    worker.make_worker = make_worker
+    worker.WORKFLOWS += (BareWorkflow,)
     process.run(worker.serve(Settings.load()))
 
 

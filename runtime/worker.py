@@ -11,12 +11,19 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import Worker, WorkerDeploymentConfig
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from runtime.process import announce_ready, connect_temporal, run, until_stopped
 from runtime.release import DEPLOYMENT, build_id
 from runtime.settings import Settings
 from workflows.contract import SESSIONS_QUEUE
 from workflows.session import SessionWorkflow
+
+WORKFLOWS: tuple[type, ...] = (SessionWorkflow,)
+
+# Modules of the workflows are loaded once, not for each session: a parked one then holds a tenth of the memory. What
+# determinism needs of them is tested under the runner's full restrictions.
+_RUNNER = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules("workflows"))
 
 
 def version(build: str) -> WorkerDeploymentConfig:
@@ -30,8 +37,8 @@ def version(build: str) -> WorkerDeploymentConfig:
 
 def make_worker(client: Client, **options: Any) -> Worker:
     """`options`: of the Worker, over ours."""
-    ours: dict[str, Any] = {"deployment_config": version(build_id())}
-    return Worker(client, task_queue=SESSIONS_QUEUE, workflows=[SessionWorkflow], **(ours | options))
+    ours: dict[str, Any] = {"deployment_config": version(build_id()), "workflow_runner": _RUNNER}
+    return Worker(client, task_queue=SESSIONS_QUEUE, workflows=WORKFLOWS, **(ours | options))
 
 
 async def serve(settings: Settings) -> None:

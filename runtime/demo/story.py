@@ -18,6 +18,7 @@ _TOOL = """\
 import json, os, sys, time
 arguments = json.load(sys.stdin)
 key = os.environ["TENUTO_CALL_KEY"]
+os.umask(0)  # the session's next sandbox may be another user
 with open("/work/calls.log", "a") as inside:
     inside.write(key + "\\n")
 with open("/mnt/outside/" + key.split("/")[0] + ".log", "a") as outside:

@@ -19,7 +19,7 @@ from runtime.steps.compacting import warning
 from runtime.steps.listing import catalog
 from runtime.steps.reading import Reading, read
 from runtime.steps.services import Services
-from runtime.store import budgets, events, fleet, sessions, steps
+from runtime.store import budgets, events, fleet, steps
 from runtime.store.values import Attempt, Event, Owner, Segment
 from runtime.tools.catalog import Catalog
 from workflows.contract import StepIn, ThinkIn
@@ -30,13 +30,12 @@ CHOICES = ("auto", "none", "required")  # anything else is a tool's name
 
 
 async def think(s: Services, what: ThinkIn, execution: str) -> None:
-    session = await sessions.get(s.db, what.session_id)
-    config = SessionConfig.model_validate(session.config)
     owner = s.owner(what.session_id, what.epoch)
     opening = Segment("scaffold", s.chat.assistant_open())
     attempt = await steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening)
     if attempt.done is not None or attempt.held:
         return
+    config = SessionConfig.model_validate(attempt.session.config)
     before = await steps.transcript(s.db, what.session_id, what.step_no)
     prompt = [*before, *opening.token_ids]
     sampled = attempt.model_tokens

@@ -15,7 +15,7 @@ from runtime.steps.gates import Held, approved
 from runtime.steps.listing import catalog
 from runtime.steps.pause import Wait, kv_pause
 from runtime.steps.services import Services
-from runtime.store import ledger, sessions, steps
+from runtime.store import ledger, steps
 from runtime.store.ledger import Call
 from runtime.store.values import Attempt, Event, Owner, Segment
 from runtime.tools.catalog import Catalog
@@ -25,12 +25,11 @@ from workflows.states import Event as Move
 
 async def run_tools(s: Services, what: StepIn, execution: str) -> None:
     """Run the calls of the last think. Returns with the session waiting where an answer is missing first."""
-    session = await sessions.get(s.db, what.session_id)
-    config = SessionConfig.model_validate(session.config)
     owner = s.owner(what.session_id, what.epoch)
     attempt = await steps.begin(s.db, owner, what.step_no, "tool", Move.RUN_TOOL, token=execution)
     if attempt.done is not None or attempt.held:
         return
+    config = SessionConfig.model_validate(attempt.session.config)
     tools, listings = await catalog(s, what.session_id, config)
     calls, complaint = await calls_of(s, what, tools)
     root = await checkpoints.workspace_root(s, what.session_id)

@@ -46,8 +46,9 @@ async def test_a_session_whose_engine_sandbox_and_node_break_keeps_every_promise
 
 
 @pytest.mark.parametrize(
-    ("sabotage", "red"), [("rerun-tool", "repeated"), ("skip-fence", "diverged"), ("leak-process", "leaked")]
+    ("kills", "sabotage", "red"),
+    [(1, "rerun-tool", "repeated"), (1, "skip-fence", "diverged"), (0, "leak-process", "leaked")],
 )
-async def test_sabotage_turns_the_figure_red(bed, calm, sabotage, red):
-    figure = figures(await faults.disturbed(bed, wanted(1, sabotage), calm, [LASTLY]))
+async def test_sabotage_turns_the_figure_red(bed, calm, kills, sabotage, red):
+    figure = figures(await faults.disturbed(bed, wanted(kills, sabotage), calm, [LASTLY]))
     assert {name for name in PROMISES if figure[name]} >= {red}
