@@ -44,6 +44,7 @@ soak: setup
 	$(BIN)/python -m pytest tests/engine -m soak --timeout=3600
 	$(BIN)/python -m bench.resume --seeds 20
 	$(BIN)/python -m bench.faults --kills 300
+	$(BIN)/python -m bench.endurance --steps 1000
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,6 +15,7 @@ import click
 
 from bench import (
     crowd,
+    endurance,
     engine_figures,
     eval_figures,
     evidence,
@@ -72,6 +73,7 @@ BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "replay.jsonl": _sealed(replay_figures),
     "faults.jsonl": _sealed(faults_figures),
     "steps.jsonl": _sealed(steps_figures),
+    "endurance.jsonl": _sealed(endurance),
     "policy_check.jsonl": _plain(policy_replay.compared, policy_replay.is_close),
 }
 

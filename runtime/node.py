@@ -27,7 +27,7 @@ from runtime.steps.closing import free_pages
 from runtime.steps.collecting import collect_all
 from runtime.steps.leaving import Watched
 from runtime.steps.sharing import share_at_rest
-from runtime.store import Database, fleet
+from runtime.store import Database, fleet, retention
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Description, Driver, choose_driver
 from workflows.contract import NODES_QUEUE, THINK, node_queue
@@ -35,6 +35,7 @@ from workflows.contract import NODES_QUEUE, THINK, node_queue
 log = logging.getLogger(__name__)
 
 REAP_EVERY_S = 30.0
+SWEEP_EVERY_S = 3600.0
 BEAT_EVERY_S = 1.0
 ENGINE_SILENT_S = 8.0
 
@@ -77,6 +78,7 @@ async def serve(settings: Settings) -> None:
             _reap_forever(services),
             delivery.reconcile_forever(client, db),
             drain_forever(engine, db),
+            _sweep_forever(db, settings.retention_days),
         ):
             async with _workers(client, services):
                 announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)
@@ -118,6 +120,16 @@ async def _collect_pages(db: Database, engine: EngineLink) -> None:
 def _as_json(description: Description) -> dict[str, Any]:
     limits = dict(description.limits_enforced)
     return {"backend": description.backend, "isolation": description.isolation, "limits": limits}
+
+
+async def _sweep_forever(db: Database, keep_days: float) -> None:
+    while True:
+        try:
+            if swept := await retention.sweep(db, keep_days):
+                log.info("removed the record of %d sessions that ended over %g days ago", swept, keep_days)
+        except Exception:
+            log.exception("the record could not be swept; trying again")
+        await asyncio.sleep(SWEEP_EVERY_S)
 
 
 async def _reap_forever(s: Services) -> None:

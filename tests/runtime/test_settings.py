@@ -117,6 +117,9 @@ FULL = {
     "TENUTO_SANDBOX": "docker",
     "TENUTO_SANDBOX_VOLUMES": "/srv/a:/mnt/a,/srv/b:/mnt/b:ro",
     "TENUTO_EGRESS_ALLOW": "example.org,*.example.org:8443,[::1]:80",
+    "TENUTO_NODES": "2",
+    "TENUTO_WORKERS": "3",
+    "TENUTO_RETENTION_DAYS": "7.5",
     "TENUTO_NODE_ID": "node-7",
     "TENUTO_LOG_LEVEL": "debug",
 }

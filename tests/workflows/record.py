@@ -55,6 +55,36 @@ async def cancelled_in_a_tool(stack: Stack, client: tenuto.AsyncClient) -> str:
     return session.id
 
 
+async def commanded(stack: Stack, client: tenuto.AsyncClient) -> str:
+    """An approval, a pause in a think, an interrupt in a tool, a rewind."""
+    tools = [{**WAIT, "name": "note", "command": ["true"]}, WAIT]
+    session = await client.sessions.create(
+        tools=tools, approvals={"note": {}}, limits={"max_think_tokens": 200}, sampling={"temperature": 0.8}, seed=3
+    )
+    await session.send("Note it.", tool_choice="note", max_tool_rounds=1)
+    await session.until("waiting")
+    await client.answer((await session.questions())[0].id, "approve")
+    await session.until("idle")
+    after = await session.position()
+    await session.send("Tell me a long story about a ferry.", tool_choice="none")
+    async for event in session.stream(after):
+        if event.type == "model.delta":
+            break
+    await session.pause()
+    await session.resume()
+    await session.until("idle")
+    after = await session.position()
+    await session.send("Wait.", tool_choice="wait", max_tool_rounds=1)
+    async for event in session.stream(after):
+        if event.type == "tool.started":
+            break
+    await session.interrupt()
+    await session.rewind(2, resume=True)
+    await session.until("waiting")
+    await session.cancel()
+    return session.id
+
+
 async def at_rest(stack: Stack, client: tenuto.AsyncClient) -> str:
     """A session that is open: what a release finds most of."""
     session = await client.sessions.create(limits={"max_think_tokens": 20}, seed=34)
@@ -63,7 +93,7 @@ async def at_rest(stack: Stack, client: tenuto.AsyncClient) -> str:
 
 
 SCENES: dict[str, Callable[[Stack, tenuto.AsyncClient], Awaitable[str]]] = {
-    one.__name__: one for one in (tool_rounds, killed_node, cancelled_in_a_tool, at_rest)
+    one.__name__: one for one in (tool_rounds, killed_node, cancelled_in_a_tool, commanded, at_rest)
 }
 
 
