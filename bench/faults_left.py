@@ -48,9 +48,14 @@ async def _agents(stack: Stack) -> list[str]:
 
 
 async def _audited(stack: Stack) -> list[str]:
-    async with Database(stack.postgres_dsn) as db, await EngineClient.connect(stack.engine_address) as client:
-        audit = await kv_audit.audit(db, client)
-        pinned = (await client.stats())["pinned_pages"]
+    found: list[str] = []
+    for address in stack.state()["engines"].values():
+        async with Database(stack.postgres_dsn) as db, await EngineClient.connect(address) as client:
+            found += _flaws(await kv_audit.audit(db, client), (await client.stats())["pinned_pages"])
+    return found
+
+
+def _flaws(audit: kv_audit.KvAudit, pinned: int) -> list[str]:
     found = [f"{len(keys)} pages in {tier} that nobody names" for tier, keys in audit.orphans.items()]
     found += [f"pages of {session}, which is not open" for session in audit.strangers]
     found += [f"{pinned} pinned pages"] if pinned else []

@@ -26,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from runtime.settings import Settings
     from runtime.steps import Steps, calls, checkpoints, pause, thinking
     from runtime.store import fleet, ledger, sessions, steps
+    from workflows.contract import StepIn
 
 SPANS = "BENCH_SPANS"  # the file that the node writes its spans to
 BARE = "bench.bare"
@@ -37,8 +38,8 @@ _PATIENCE = timedelta(seconds=60)
 
 class BareSteps(Steps):
     @activity.defn(name=BARE)
-    async def bare(self) -> None:
-        """Nothing."""
+    async def bare(self, what: StepIn) -> None:
+        """Nothing, for nobody."""
 
     def at_home(self) -> list[Callable[..., Any]]:
         return [*super().at_home(), self.bare]
@@ -53,6 +54,7 @@ class BareWorkflow:
         for _ in range(count):
             await workflow.execute_activity(
                 BARE,
+                StepIn("nobody", 0, 0),
                 task_queue=queue,
                 schedule_to_start_timeout=_PATIENCE,
                 start_to_close_timeout=_PATIENCE,

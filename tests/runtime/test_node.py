@@ -32,5 +32,5 @@ async def test_a_sandbox_that_is_made_while_the_node_reaps_is_left_alone(db: Dat
     session = Story(db)
     await session.placed()
     driver = BusyDriver(db, session.session_id)
-    assert await reap(db, cast(Driver, driver), "node-1") == ["lost"]
-    assert await reap(db, cast(Driver, driver), "node-1") == ["lost"]
+    assert await reap(db, cast(Driver, driver)) == ["lost"]
+    assert await reap(db, cast(Driver, driver)) == ["lost"]
