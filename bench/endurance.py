@@ -52,7 +52,7 @@ TOOL: dict[str, Any] = {
     "command": [
         "sh",
         "-c",
-        f'echo "$TENUTO_CALL_KEY" >> /mnt/outside/{MARKS}; echo x >> /work/seen; yes "the tide is in" | head -c 700',
+        f'echo "$TENUTO_CALL_KEY" >> /mnt/outside/{MARKS}; echo x >> /work/seen; yes "the tide is in" | head -c 400',
     ],
     "effect": "sandboxed",
 }
@@ -181,7 +181,7 @@ async def _in_stack(
             limits={"max_think_tokens": 60},
             sampling={"temperature": 0.8},
             seed=rng.randrange(2**32),
-            context_policy="drop_tool_output",
+            context_policy="summarise",
         )
         if max_events is not None:
             await temporal.start_workflow(

@@ -13,7 +13,6 @@ from typing import Any
 from engine import Done, Sampling, Tokens
 from engine.tokens import ToolResult
 from runtime.config import SessionConfig
-from runtime.errors import InvalidRequest
 from runtime.steps import checkpoints
 from runtime.steps.services import Services
 from runtime.store import sessions, standing, steps
@@ -67,7 +66,8 @@ def warning(context: int, before: int, after: int) -> list[Event]:
 
 
 async def compact(s: Services, what: StepIn, execution: str) -> None:
-    """Raises InvalidRequest (context_length_exceeded) where nothing is left that could give way."""
+    """Where nothing is left that could give way, the step says so and changes nothing: what comes next uses the room
+    that there is, and refuses in a sentence where there is none."""
     session = await sessions.get(s.db, what.session_id)
     config = SessionConfig.model_validate(session.config)
     owner = s.owner(what.session_id, what.epoch)
@@ -75,7 +75,7 @@ async def compact(s: Services, what: StepIn, execution: str) -> None:
     if attempt.done is not None or attempt.held:
         return
     before = await steps.branch(s.db, what.session_id, what.step_no)
-    size = sum(len(ids) for _, _, ids in before)
+    size = _size(before)
     context = s.engine.card.context_length
     at = await s.db.run(lambda c: standing.progress(c, what.session_id))
     if config.context_policy == "summarise":
@@ -84,11 +84,7 @@ async def compact(s: Services, what: StepIn, execution: str) -> None:
     else:
         compacted = dropped(before, int(GOAL * context), lambda calls: _emptied(s, calls), await _call_counts(s, what))
     if compacted is None or compacted.tokens >= size:
-        raise InvalidRequest(
-            f"the context is full: {size} tokens of {context}, and nothing is left that the policy"
-            f" {config.context_policy} could drop; start a new session",
-            code="context_length_exceeded",
-        )
+        compacted = Compacted(size, (), sampled=compacted.sampled if compacted else 0)
     await _complete(s, owner, attempt, before, compacted, config.context_policy, at)
 
 
@@ -124,7 +120,7 @@ def dropped(
     """Tool outputs give way until at most `goal` tokens are left: the latest ones that suffice, but never the last,
     which the next think is about. None: there is none. `emptied(n)`: tokens that stand for n results."""
     outputs = [i for i, (_, kind, _) in enumerate(before) if kind == "tool"][:-1]
-    size = sum(len(ids) for _, _, ids in before)
+    size = _size(before)
     chosen: dict[int, list[int]] = {}
     for i in reversed(outputs):
         step_no, _, ids = before[i]
@@ -137,9 +133,8 @@ def dropped(
     if not chosen:
         return None
     first = min(chosen)
-    start = sum(len(ids) for _, _, ids in before[:first])
-    rest = [Segment(kind, chosen.get(i, ids)) for i, (_, kind, ids) in enumerate(before) if i >= first]
-    return Compacted(start, tuple(rest), len(chosen))
+    rest = [(no, kind, chosen.get(i, ids)) for i, (no, kind, ids) in enumerate(before) if i >= first]
+    return Compacted(_size(before[:first]), tuple(joined(rest)), len(chosen))
 
 
 def _emptied(s: Services, calls: int) -> list[int]:
@@ -168,12 +163,35 @@ async def _summarised(s: Services, owner: Owner, attempt: Attempt, before: Branc
     if not summary:
         return None
     told = s.chat.user(TOLD.format(summary))
-    kept = [Segment(kind, ids) for _, kind, ids in turn]
-    if opening + len(told) + sum(len(segment.token_ids) for segment in kept) > GOAL * context:
-        shorter = dropped(turn, int(GOAL * context) - opening - len(told), lambda n: _emptied(s, n), {})
-        whole = [token for _, _, ids in turn for token in ids]
-        kept = [Segment("message", whole[: shorter.start]), *shorter.segments] if shorter else kept
-    return Compacted(opening, (Segment("message", told), *kept), sampled=len(sampled))
+    room = int(GOAL * context) - opening - len(told)
+    kept = turn if _size(turn) <= room else last_round(turn)
+    return Compacted(opening, (Segment("message", told), *joined(kept)), sampled=len(sampled))
+
+
+def _size(branch: Branch) -> int:
+    return sum(len(ids) for _, _, ids in branch)
+
+
+def last_round(turn: Branch) -> Branch:
+    """What the turn is about, and the last think with its results: the least that the next one can go on from."""
+    models = [i for i, (_, kind, _) in enumerate(turn) if kind == "model"]
+    if not models:
+        return turn
+    first = models[-1]
+    while first > 1 and turn[first - 1][1] in ("model", "scaffold") and turn[first - 1][0] == turn[first][0]:
+        first -= 1
+    return [*turn[:1], *turn[first:]] if first > 0 else turn
+
+
+def joined(branch: Branch) -> list[Segment]:
+    """Neighbours of one kind as one segment."""
+    found: list[Segment] = []
+    for _, kind, ids in branch:
+        if found and found[-1].kind == kind:
+            found[-1] = Segment(kind, [*found[-1].token_ids, *ids])
+        else:
+            found.append(Segment(kind, ids))
+    return found
 
 
 def _last_turn(before: Branch) -> Branch:

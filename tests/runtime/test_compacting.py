@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.steps.compacting import dropped, is_full, reserve, warning
+from runtime.steps.compacting import dropped, is_full, joined, last_round, reserve, warning
 from workflows.contract import Progress
 
 CONFIG = {"context_policy": "drop_tool_output", "limits": {"max_think_tokens": 100}}
@@ -42,6 +42,19 @@ def test_outputs_of_several_calls_are_stood_for_one_by_one():
 def test_without_an_output_that_would_become_shorter_there_is_nothing_to_drop():
     assert dropped(branch(("message", 500), ("tool", 100)), 10, short, {}) is None
     assert dropped(branch(("tool", 1), ("model", 9), ("tool", 100)), 5, short, {}) is None
+
+
+def test_a_turn_that_is_too_long_is_kept_as_its_beginning_and_its_last_round():
+    turn = [(1, "message", [1]), (2, "scaffold", [2]), (2, "model", [3]), (2, "scaffold", [4]), (3, "tool", [5])]
+    turn += [(4, "scaffold", [6]), (4, "model", [7]), (4, "model", [8]), (4, "scaffold", [9]), (5, "tool", [10])]
+    assert [ids[0] for _, _, ids in last_round(turn)] == [1, 6, 7, 8, 9, 10]
+    assert last_round(turn[:1]) == turn[:1]
+    assert [(s.kind, list(s.token_ids)) for s in joined(turn[5:])] == [
+        ("scaffold", [6]),
+        ("model", [7, 8]),
+        ("scaffold", [9]),
+        ("tool", [10]),
+    ]
 
 
 def test_a_context_is_full_when_the_next_think_would_not_find_its_room():

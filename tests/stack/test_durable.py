@@ -226,7 +226,7 @@ async def test_a_fork_in_the_middle_of_a_turn_pauses_until_it_is_resumed(client)
 async def test_a_context_that_fills_up_is_compacted_and_the_compaction_can_be_rewound(client, policy):
     big = {**NOTE, "name": "big", "command": ["sh", "-c", "yes tide and ferry and harbour | head -c 15000"]}
     session = await client.sessions.create(tools=[big], limits={"max_think_tokens": 60}, context_policy=policy)
-    await session.send("Look.", tool_choice="required", max_tool_rounds=4)
+    await session.send("Look.", tool_choice="required", max_tool_rounds=3)
     await session.until("idle")
     events = await session.events()
     assert "context.warning" in [event.type for event in events]
@@ -234,6 +234,11 @@ async def test_a_context_that_fills_up_is_compacted_and_the_compaction_can_be_re
     assert compacted
     assert compacted[0].data["to"] < compacted[0].data["from"]
     step = compacted[0].step
+    after = next(one for one in await session.steps() if one["id"] == step + 1)
+    kept, size = compacted[0].data["kept"], compacted[0].data["to"]
+    if policy == "drop_tool_output":
+        computed = after["output"]["kv"]["computed"] + after["output"]["kv"]["recomputed"]
+        assert computed <= size - kept + 64, "what stands before the first output that was dropped keeps its KV"
     info = await session.info()
     assert info.tokens < 8192
     before = next(c for c in await session.checkpoints() if c["id"] == step - 1)
@@ -297,6 +302,17 @@ async def test_cancelling_a_session_cancels_the_one_that_is_its_tool(client):
     await seen(child, "tool.started")
     await session.cancel()
     assert (await child.until("cancelled")).state == "cancelled"
+
+
+async def test_a_context_in_which_nothing_can_give_way_fails_in_a_sentence_and_not_for_ever(client):
+    session = await client.sessions.create(limits={"max_think_tokens": 8}, context_policy="drop_tool_output")
+    await session.run("tide " * 7600)
+    with pytest.raises(tenuto.SessionFailed, match="the model's context holds 8192; send less"):
+        await session.run("ferry " * 600)
+    types = [event.type for event in await session.events()]
+    assert types.count("session.failed") == 1
+    assert types.count("context.compacted") == 1
+    await session.cancel()
 
 
 async def test_verbs_that_make_no_sense_are_refused_in_a_sentence(client, stack):
