@@ -184,9 +184,9 @@ async def fail(db: Database, session_id: str, message: str) -> None:
             return
         await end_running_step(connection, session_id, "failed", message)
         await void_questions(connection, session_id)
-        if state == State.CREATED:
-            await set_state(connection, session_id, state, Move.PROVISION)
-            state = State.PROVISIONING
+        if state in (State.CREATED, State.PAUSED):  # what was paused may have been interrupted, in vain
+            way = Move.PROVISION if state is State.CREATED else Move.REST
+            state = await set_state(connection, session_id, state, way)
         await set_state(connection, session_id, state, Move.FAIL, error={"message": message})
         await events.append(connection, session_id, [Event("session.failed", {"message": message})])
 
@@ -194,7 +194,8 @@ async def fail(db: Database, session_id: str, message: str) -> None:
 
 
 async def finish(db: Database, session_id: str, how: str, left: Mapping[str, Any]) -> None:
-    """Everything that the session held is free; say so. Idempotent."""
+    """Everything that the session held is free; say so. Idempotent. One that was to be completed and is not at rest
+    any more, since it was cancelled meanwhile, ends as cancelled."""
 
     async def work(connection: asyncpg.Connection) -> None:
         state = State(
@@ -204,16 +205,28 @@ async def finish(db: Database, session_id: str, how: str, left: Mapping[str, Any
             return
         await end_running_step(connection, session_id, "cancelled", "the session was cancelled")
         await void_questions(connection, session_id)
-        if how == "completed":
-            await set_state(connection, session_id, state, Move.COMPLETE)
+        await _refuse_commands(connection, session_id)
+        if how == "completed" and state is State.IDLE:
+            state = await set_state(connection, session_id, state, Move.COMPLETE)
         else:
             if state != State.CANCELLING:
                 await set_state(connection, session_id, state, Move.CANCEL)
-            await set_state(connection, session_id, State.CANCELLING, Move.CLEANED)
-        await events.append(connection, session_id, [Event(f"session.{how}", dict(left))])
+            state = await set_state(connection, session_id, State.CANCELLING, Move.CLEANED)
+        await events.append(connection, session_id, [Event(f"session.{state}", dict(left))])
         await domains.end_unused(connection, session_id)
 
     await db.run(work)
+
+
+async def _refuse_commands(connection: asyncpg.Connection, session_id: str) -> None:
+    """Whatever was accepted and not applied will not be."""
+    rows = await connection.fetch(
+        "UPDATE commands SET state = 'refused', error = 'the session has ended', done_at = now()"
+        " WHERE session_id = $1 AND state = 'accepted' RETURNING command_id, verb, error AS message",
+        session_id,
+    )
+    if rows:
+        await events.append(connection, session_id, [Event("command.refused", dict(row)) for row in rows])
 
 
 async def get(db: Database, session_id: str) -> Session:
