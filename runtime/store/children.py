@@ -11,7 +11,8 @@ from workflows.states import Event as Move
 from workflows.states import State
 
 _LEFT = (
-    "SELECT c.session_id, c.state FROM sessions c JOIN steps s ON s.session_id = c.parent_id AND s.step_no = c.parent_step"
+    "SELECT c.session_id, c.state FROM sessions c"
+    " JOIN steps s ON s.session_id = c.parent_id AND s.step_no = c.parent_step"
     " WHERE c.parent_id = $1 AND c.parent_call IS NOT NULL AND c.ending IS NULL"
     " AND c.state NOT IN ('cancelling', 'cancelled', 'completed')"
     " AND (NOT s.live OR s.state IN ('failed', 'cancelled')) ORDER BY c.session_id FOR UPDATE OF c"

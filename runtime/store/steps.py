@@ -16,6 +16,9 @@ from runtime.store.values import Attempt, Checkpoint, Event, Owner, Segment, Ses
 from workflows.states import Event as Move
 from workflows.states import State
 
+# A message is taken, and room is made for it, whatever is left of the budget: a turn that has begun can be ended.
+_ASKING = frozenset({"think", "tool"})
+
 
 async def begin(
     db: Database,
@@ -47,7 +50,8 @@ async def begin(
         if step is not None and (step["state"], step["kind"]) != ("running", kind):
             raise StaleEpoch(f"step {step_no} is a {step['kind']} that is {step['state']}: the record went on")
         if not stopping and (
-            session.state in (State.PAUSED, State.WAITING) or await _budget_is_spent(connection, session, step_no, to)
+            session.state in (State.PAUSED, State.WAITING)
+            or (kind in _ASKING and await _budget_is_spent(connection, session, step_no, to))
         ):
             return Attempt(session, step_no, 0, 0, (), None, held=True)
         is_new = step is None
