@@ -61,7 +61,7 @@ class Progress:
     hold: str = ""  # nothing runs while it is set: paused, failed, or what the session waits for
     hold_until: float = 0.0  # seconds since the epoch at which the wait expires; 0: never
     full: bool = False  # the context must be compacted before the next think
-    compacted: bool = False  # it has just been
+    compacted: bool = False  # it has just been, or could not be
     corrections: int = 0  # thinks since the last input whose calls could not be read
     unread: int = 0  # accepted messages that no step has taken
 

@@ -266,9 +266,9 @@ class SessionWorkflow:
             self._forget(message_id)  # it was answered with its error; do not take it again
             raise
         progress = self.state.progress
-        if progress.full and progress.step_no == before:  # room must be made for it first
+        if taken and progress.full and progress.step_no == before:  # room must be made for it first
             await self._step(contract.COMPACT, lambda epoch, n: StepIn(session_id, epoch, n))
-        elif taken and not progress.hold:
+        elif taken and progress.hold in ("", "failed"):  # a failed session that took it is failed no longer
             self._forget(message_id)
 
     def _forget(self, message_id: str) -> None:
@@ -279,14 +279,16 @@ class SessionWorkflow:
         """The next step, on the node that holds the session; a lost node costs a new placement, not the step.
 
         True: it is completed, by this attempt or by a lost one that got that far. False: the record had gone on
-        further than we knew. A step that is lost again and again is refused after MAX_LOSSES.
+        further than we knew, or the step was lost and is not begun again before what was asked meanwhile. A step that is lost again and again is refused after MAX_LOSSES.
         """
-        step_no = self.state.progress.step_no + 1
+        step_no, ending_it = self.state.progress.step_no + 1, name == contract.INTERRUPT
         for losses in itertools.count(1):
             if self.state.placement is None:
                 await self._place()
-                if self.state.progress.step_no >= step_no:
+                if self.state.progress.step_no >= step_no and not ending_it:  # where it stands is for the record to say
                     return self.state.progress.step_no == step_no
+            if (self.state.interrupt or self.state.commands or self.state.ending) and not ending_it:
+                return False
             home = self.state.placement
             assert home is not None
             self._activity = name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from runtime import delivery
 from runtime.config import SessionConfig
-from runtime.errors import NotFound
+from runtime.errors import Conflict, NotFound
 from runtime.steps.services import Services
 from runtime.store import domains, sessions
 from runtime.store.values import Session
@@ -96,20 +96,23 @@ async def _answer(s: Services, child: Child, limit_bytes: int) -> Outcome:
         if row is None:
             raise NotFound(f"session {child.session_id}, which runs as a tool, is gone")
         state = State(row["state"])
-        if state is State.FAILED or state in TERMINAL or state is State.CANCELLING:
-            why = (row["error"] or {}).get("message", f"it was {state}")
-            return Outcome("error", None, f"the session that was to do it ended without an answer: {why}".encode())
-        if state is State.IDLE and row["message"] == "consumed" and row["output"] is not None:
+        # One that is `completed` answered before: whoever ended it then died before it could note the answer.
+        rests = state in (State.IDLE, State.COMPLETED) and row["message"] == "consumed"
+        if rests and row["output"] is not None:
             text = str(row["output"].get("text") or "").encode()
             return Outcome("exit", 0, text[:limit_bytes], len(text) > limit_bytes, {"session": child.session_id})
+        if rests or state is State.FAILED or state in TERMINAL or state is State.CANCELLING:
+            why = (row["error"] or {}).get("message", f"it was {'interrupted' if rests else state}")
+            return Outcome("error", None, f"the session that was to do it ended without an answer: {why}".encode())
         await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def end_child(s: Services, child: Child, how: str) -> None:
-    """Idempotent; one that was never made stays so. The reconciler sees to it where Temporal is away."""
+    """Idempotent; one that was never made stays so, and one that was given more to do than its task ends with its
+    parent. The reconciler sees to it where Temporal is away."""
     try:
         await sessions.request_end(s.db, child.parent.tenant_id, child.session_id, how)
-    except NotFound:
+    except (NotFound, Conflict):
         return
     if s.temporal is not None:
         await delivery.quietly(delivery.end(s.temporal, child.session_id, how))

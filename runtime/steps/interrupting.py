@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from runtime.config import SessionConfig
@@ -21,10 +22,12 @@ async def interrupt(s: Services, what: StepIn, execution: str) -> None:
     if State(session.state) in (State.FAILED, State.CREATED):
         return
     owner = s.owner(what.session_id, what.epoch)
+    at = await s.db.run(lambda c: standing.progress(c, what.session_id))
+    # A step that completed while word of it was lost is known here; the workflow may still think it runs.
+    what = replace(what, step_no=at.step_no + 1)
     config = SessionConfig.model_validate(session.config)
     running = await s.db.fetchrow("SELECT kind FROM steps WHERE session_id = $1 AND state = 'running'", what.session_id)
     kind = running["kind"] if running else None
-    at = await s.db.run(lambda c: standing.progress(c, what.session_id))
     if kind == "tool" or (kind is None and next_action(at) is Next.TOOLS):
         await tooling.interrupt_tools(s, owner, config, what, execution)
     elif kind == "think" and await thinking.interrupt_think(s, owner, what, execution):

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from runtime.errors import Conflict, InvalidRequest, NotFound
-from runtime.store import events
+from runtime.store import children, events
 from runtime.store.database import Database
 from runtime.store.sessions import end_running_step, set_state, void_questions
 from runtime.store.standing import progress, way_back
@@ -46,6 +46,9 @@ async def rewind(connection: asyncpg.Connection, session_id: str, step_no: int, 
         session_id,
         decision,
     )
+    await children.end_left_behind(connection, session_id)
+    # Whoever held the session is fenced off from now on, not only once it is placed anew.
+    await connection.execute("UPDATE sessions SET epoch = epoch + 1 WHERE session_id = $1", session_id)
     await connection.execute(
         "UPDATE sandboxes SET state = 'released', released_at = now() WHERE session_id = $1 AND state <> 'released'",
         session_id,

@@ -105,6 +105,8 @@ async def apply(db: Database, session_id: str) -> Applied:
         session = await locked_at_any_epoch(connection, session_id)
         if session is None or State(session.state) in (*TERMINAL, State.CANCELLING):
             return Applied()
+        if await connection.fetchval("SELECT ending FROM sessions WHERE session_id = $1", session_id):
+            return Applied()  # it rests, and stays so until it has ended
         await questions.expire(connection, session_id)
         rows = await connection.fetch(
             "SELECT * FROM commands WHERE session_id = $1 AND state = 'accepted' ORDER BY seq", session_id
@@ -112,7 +114,8 @@ async def apply(db: Database, session_id: str) -> Applied:
         moved = interrupt = False
         for row in rows:
             done = await _apply_one(connection, session_id, row)
-            moved, interrupt = moved or done.moved, interrupt or done.interrupt
+            # What a rewind left behind needs no interrupting.
+            moved, interrupt = moved or done.moved, done.interrupt or (interrupt and not done.moved)
         await _stop_waiting(connection, session_id)
         return Applied(moved, interrupt)
 
@@ -145,7 +148,10 @@ async def _apply_one(connection: asyncpg.Connection, session_id: str, row: async
 
 async def _pause(connection: asyncpg.Connection, session: Session, _: Mapping[str, Any]) -> Applied:
     if session.state != State.PAUSED:
-        await set_state(connection, session.session_id, State(session.state), Move.PAUSE)
+        state = State(session.state)
+        if state is State.PROVISIONING:  # nothing has begun: it rests
+            state = await set_state(connection, session.session_id, state, Move.REST)
+        await set_state(connection, session.session_id, state, Move.PAUSE)
         await connection.execute(
             "UPDATE attempts SET outcome = 'paused', ended_at = now() WHERE session_id = $1 AND outcome = 'running'",
             session.session_id,
@@ -197,7 +203,8 @@ async def _rewind(connection: asyncpg.Connection, session: Session, argument: Ma
 
 
 async def _interrupt(connection: asyncpg.Connection, session: Session, _: Mapping[str, Any]) -> Applied:
-    return Applied()  # what ran was ended by an activity of its own, before this
+    """What ran was ended by an activity of its own before this, unless word of it comes later than this."""
+    return Applied(interrupt=await way_back(connection, session.session_id) is not Move.REST)
 
 
 async def _answer(connection: asyncpg.Connection, session: Session, argument: Mapping[str, Any]) -> Applied:

@@ -20,6 +20,7 @@ _TABLES = (
     "messages",
     "kv_residency",
     "kv_decisions",
+    "session_tools",
     "sandboxes",
     "sessions",
 )

@@ -66,8 +66,9 @@ async def accept_message(
     *,
     on_busy: str = "enqueue",
 ) -> None:
-    """Accept a message: from here on it is never lost. Raises NotFound; Conflict when the session has ended, or is
-    busy and the message is not to wait (`on_busy` is `reject`)."""
+    """Accept a message: from here on it is never lost. Repeated with the same id: a no-op, whatever became of the
+    session. Raises NotFound; Conflict when the session has ended, or is busy and the message is not to wait (`on_busy`
+    is `reject`)."""
 
     async def work(connection: asyncpg.Connection) -> None:
         row = await connection.fetchrow(
@@ -77,36 +78,33 @@ async def accept_message(
         )
         if row is None:
             raise NotFound(f"there is no session {session_id}")
+        if await connection.fetchval("SELECT true FROM messages WHERE message_id = $1", message_id):
+            return
         if row["state"] in TERMINAL or row["state"] == State.CANCELLING or row["ending"]:
             state = row["state"] if row["state"] in TERMINAL else f"being {row['ending'] or 'cancelled'}"
             raise Conflict(f"session {session_id} is {state} and takes no more messages; create a new one")
         if on_busy == "reject":
-            await _ensure_free(connection, session_id, row["state"], message_id)
-        made = await connection.fetchval(
-            "INSERT INTO messages (message_id, tenant_id, session_id, content, options) VALUES ($1, $2, $3, $4, $5)"
-            " ON CONFLICT DO NOTHING RETURNING true",
+            await _ensure_free(connection, session_id, row["state"])
+        await connection.execute(
+            "INSERT INTO messages (message_id, tenant_id, session_id, content, options) VALUES ($1, $2, $3, $4, $5)",
             message_id,
             tenant_id,
             session_id,
             content,
             {**options, "on_busy": on_busy},
         )
-        if made:
-            accepted = Event("message.accepted", {"message_id": message_id, "content": content})
-            await events.append(connection, session_id, [accepted])
+        accepted = Event("message.accepted", {"message_id": message_id, "content": content})
+        await events.append(connection, session_id, [accepted])
 
     await db.run(work)
 
 
-async def _ensure_free(connection: asyncpg.Connection, session_id: str, state: str, message_id: str) -> None:
-    """Raises Conflict (session_busy) where a message would have to wait. The one that repeats itself does not."""
+async def _ensure_free(connection: asyncpg.Connection, session_id: str, state: str) -> None:
+    """Raises Conflict (session_busy) where a message would have to wait."""
     waiting = await connection.fetchval(
-        "SELECT true FROM messages WHERE session_id = $1 AND state = 'accepted' AND message_id <> $2 LIMIT 1",
-        session_id,
-        message_id,
+        "SELECT true FROM messages WHERE session_id = $1 AND state = 'accepted' LIMIT 1", session_id
     )
-    known = await connection.fetchval("SELECT true FROM messages WHERE message_id = $1", message_id)
-    if not known and (waiting or state not in (State.CREATED, State.IDLE, State.FAILED)):
+    if waiting or state not in (State.CREATED, State.IDLE, State.FAILED):
         raise Conflict(
             f"session {session_id} is busy ({state}); wait until it rests, or send with on_busy enqueue or interrupt",
             code="session_busy",
@@ -186,9 +184,9 @@ async def fail(db: Database, session_id: str, message: str) -> None:
             return
         await end_running_step(connection, session_id, "failed", message)
         await void_questions(connection, session_id)
-        if state == State.CREATED:
-            await set_state(connection, session_id, state, Move.PROVISION)
-            state = State.PROVISIONING
+        if state in (State.CREATED, State.PAUSED):  # what was paused may have been interrupted, in vain
+            way = Move.PROVISION if state is State.CREATED else Move.REST
+            state = await set_state(connection, session_id, state, way)
         await set_state(connection, session_id, state, Move.FAIL, error={"message": message})
         await events.append(connection, session_id, [Event("session.failed", {"message": message})])
 
@@ -196,7 +194,8 @@ async def fail(db: Database, session_id: str, message: str) -> None:
 
 
 async def finish(db: Database, session_id: str, how: str, left: Mapping[str, Any]) -> None:
-    """Everything that the session held is free; say so. Idempotent."""
+    """Everything that the session held is free; say so. Idempotent. One that was to be completed and is not at rest
+    any more, since it was cancelled meanwhile, ends as cancelled."""
 
     async def work(connection: asyncpg.Connection) -> None:
         state = State(
@@ -206,16 +205,28 @@ async def finish(db: Database, session_id: str, how: str, left: Mapping[str, Any
             return
         await end_running_step(connection, session_id, "cancelled", "the session was cancelled")
         await void_questions(connection, session_id)
-        if how == "completed":
-            await set_state(connection, session_id, state, Move.COMPLETE)
+        await _refuse_commands(connection, session_id)
+        if how == "completed" and state is State.IDLE:
+            state = await set_state(connection, session_id, state, Move.COMPLETE)
         else:
             if state != State.CANCELLING:
                 await set_state(connection, session_id, state, Move.CANCEL)
-            await set_state(connection, session_id, State.CANCELLING, Move.CLEANED)
-        await events.append(connection, session_id, [Event(f"session.{how}", dict(left))])
+            state = await set_state(connection, session_id, State.CANCELLING, Move.CLEANED)
+        await events.append(connection, session_id, [Event(f"session.{state}", dict(left))])
         await domains.end_unused(connection, session_id)
 
     await db.run(work)
+
+
+async def _refuse_commands(connection: asyncpg.Connection, session_id: str) -> None:
+    """Whatever was accepted and not applied will not be."""
+    rows = await connection.fetch(
+        "UPDATE commands SET state = 'refused', error = 'the session has ended', done_at = now()"
+        " WHERE session_id = $1 AND state = 'accepted' RETURNING command_id, verb, error AS message",
+        session_id,
+    )
+    if rows:
+        await events.append(connection, session_id, [Event("command.refused", dict(row)) for row in rows])
 
 
 async def get(db: Database, session_id: str) -> Session:

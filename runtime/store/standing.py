@@ -63,7 +63,7 @@ def _progress(row: asyncpg.Record) -> Progress:
         hold_until=float(row["hold_until"] or 0.0) if hold else 0.0,
         corrections=row["corrections"],
         unread=row["unread"],
-        compacted=row["kind"] == "compaction" and row["state"] == "completed",
+        compacted=row["kind"] == "compaction" and row["state"] in ("completed", "failed"),
     )
 
 

@@ -8,13 +8,16 @@ from typing import Any
 import asyncpg
 
 from runtime.errors import StaleEpoch
-from runtime.store import budgets, events, questions
+from runtime.store import budgets, children, events, questions
 from runtime.store.database import Database
 from runtime.store.questions import Asked
 from runtime.store.sessions import locked, move, void_questions
 from runtime.store.values import Attempt, Checkpoint, Event, Owner, Segment, Session
 from workflows.states import Event as Move
 from workflows.states import State
+
+# A message is taken, and room is made for it, whatever is left of the budget: a turn that has begun can be ended.
+_ASKING = frozenset({"think", "tool"})
 
 
 async def begin(
@@ -44,13 +47,18 @@ async def begin(
         )
         if step is not None and step["state"] == "completed":
             return Attempt(session, step_no, step["attempts"], step["token_start"], (), step["output"])
+        if step is not None and (step["state"], step["kind"]) != ("running", kind):
+            raise StaleEpoch(f"step {step_no} is a {step['kind']} that is {step['state']}: the record went on")
         if not stopping and (
-            session.state in (State.PAUSED, State.WAITING) or await _budget_is_spent(connection, session, step_no, to)
+            session.state in (State.PAUSED, State.WAITING)
+            or (kind in _ASKING and await _budget_is_spent(connection, session, step_no, to))
         ):
             return Attempt(session, step_no, 0, 0, (), None, held=True)
         is_new = step is None
         if step is None:
             step = await _insert(connection, owner, session.tenant_id, step_no, kind, message_id)
+            if kind == "input":  # a step that failed is left behind now
+                await children.end_left_behind(connection, owner.session_id)
         durable = () if is_new else await _segments_of(connection, owner.session_id, step_no)
         if opening is not None and not durable:
             await _add_segments(connection, owner.session_id, session.tenant_id, step_no, [opening])
@@ -202,7 +210,7 @@ async def complete(
         session = await locked(connection, owner.session_id, owner.epoch)
         fresh = await connection.fetchval(
             "UPDATE steps SET state = 'completed', output = $3, token_start = $4, token_count = $5, ended_at = now()"
-            " WHERE session_id = $1 AND step_no = $2 AND state <> 'completed' RETURNING true",
+            " WHERE session_id = $1 AND step_no = $2 AND state = 'running' RETURNING true",
             owner.session_id,
             attempt.step_no,
             output,
@@ -210,6 +218,7 @@ async def complete(
             checkpoint.token_count - start,
         )
         if not fresh:
+            await _ensure_completed(connection, attempt)
             return
         await _add_segments(connection, owner.session_id, attempt.session.tenant_id, attempt.step_no, segments)
         await close_attempt(connection, attempt, "completed", None)
@@ -242,6 +251,14 @@ async def complete(
         )
 
     await db.run(work)
+
+
+async def _ensure_completed(connection: asyncpg.Connection, attempt: Attempt) -> None:
+    """A step that failed, or was left behind, is not completed by whoever comes late. Raises StaleEpoch."""
+    key = (attempt.session.session_id, attempt.step_no)
+    state = await connection.fetchval("SELECT state FROM steps WHERE session_id = $1 AND step_no = $2", *key)
+    if state != "completed":
+        raise StaleEpoch(f"step {attempt.step_no} is {state}: it was ended meanwhile")
 
 
 async def rest(connection: asyncpg.Connection, session: Session, notes: Sequence[Event], *, step_no: int) -> None:

@@ -53,8 +53,12 @@ class House:
         self.lose: dict[int, list[str]] = {}  # step: error types to raise first
         self.refuse: set[int] = set()
         self.lose_after: set[int] = set()  # steps that complete, and whose answer is lost with the node
+        self.interrupts_lost = 0  # that do their work, and whose answer is lost with the node
+        self.takes = True  # there is a message to take
         self.hold = asyncio.Event()
         self.hold.set()
+        self.losing = asyncio.Event()  # a step that will be lost is so now
+        self.losing.set()
         self.entered = asyncio.Event()
         self.stepped = asyncio.Event()
         self.queue = f"node-{uuid.uuid4().hex}"
@@ -68,12 +72,23 @@ class House:
 
     @activity.defn(name="take_input")
     async def take_input(self, what: InputIn) -> StepOut:
+        if not self.takes:
+            self.log.append(("nothing to take", what.step_no))
+            self.stepped.set()
+            return StepOut(self.progress)
         self._enter("input", what.step_no, what.message_id)
         self.progress = Progress(what.step_no, "input", "input", 0, "required", self.rounds)
         return self._leave(what.step_no)
 
     @activity.defn(name="think")
     async def think(self, what: ThinkIn) -> StepOut:
+        if self.lose.get(what.step_no):
+            self.log.append(("losing", what.step_no))
+            self.stepped.set()
+            with contextlib.suppress(asyncio.CancelledError):  # a dead node hears of nothing
+                while not self.losing.is_set():
+                    activity.heartbeat()
+                    await asyncio.sleep(0.02)
         self._enter("think", what.step_no, what.tool_choice)
         self.entered.set()
         try:
@@ -99,6 +114,7 @@ class House:
         self.log.append(("fail", what.message))
         no = self.progress.step_no + 1
         self.progress = replace(self.progress, step_no=no, kind="failed", outcome="", hold="failed")
+        self.stepped.set()
         return StepOut(self.progress)
 
     @activity.defn(name="apply")
@@ -115,6 +131,9 @@ class House:
         self.log.append(("interrupt", what.step_no))
         self.progress = replace(self.progress, step_no=what.step_no, kind="think", outcome="interrupted")
         self.stepped.set()
+        if self.interrupts_lost:
+            self.interrupts_lost -= 1
+            raise ApplicationError("gone", type=ErrorType.DRAINING)
         return StepOut(self.progress)
 
     @activity.defn(name="compact")
@@ -383,6 +402,49 @@ async def test_a_message_may_interrupt_what_runs_and_is_taken_next(running):
     await rested(house, 4)
     assert house.steps() == [("input", 1, "m1"), ("think", 2, "none"), ("input", 3, "m2"), ("think", 4, "none")]
     await end(handle)
+
+
+@pytest.mark.parametrize("asked", ["interrupt", "pause"])
+async def test_what_was_asked_while_a_step_was_being_lost_comes_before_its_next_attempt(running, asked):
+    house = House(rounds=0)
+    house.commands = [({"hold": "paused" if asked == "pause" else ""}, False)]
+    house.losing.clear()
+    house.lose = {2: [ErrorType.ENGINE_LOST]}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await logged(house, ("losing", 2))
+    await handle.execute_update(SessionWorkflow.command, args=["c1", asked])
+    house.losing.set()
+    await logged(house, ("apply",))
+    await end(handle)
+    assert house.steps() == [("input", 1, "m1")]
+    assert (("interrupt", 2) in house.log) == (asked == "interrupt")
+
+
+async def test_an_interrupt_that_is_lost_with_its_node_is_repeated_wherever_the_record_stands(running):
+    house = House(rounds=0)
+    house.hold.clear()
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await house.entered.wait()
+    house.interrupts_lost = 1
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "interrupt"])
+    await logged(house, ("apply",))
+    await end(handle)
+    assert [entry for entry in house.log if entry[0] == "interrupt"] == [("interrupt", 2), ("interrupt", 2)]
+
+
+async def test_word_of_a_message_that_was_taken_long_ago_keeps_no_failed_session_busy(running):
+    house = House(rounds=0)
+    house.refuse = {2}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await logged(house, ("fail", "too long for the context"))
+    house.takes = False
+    await handle.execute_update(SessionWorkflow.deliver, "late")
+    await logged(house, ("nothing to take", 3))
+    await end(handle)
+    assert house.log.count(("nothing to take", 3)) == 1
 
 
 async def test_a_rewound_session_is_placed_anew_so_that_whoever_held_it_is_fenced_off(running):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.errors import Conflict, InvalidRequest, NotFound
+from runtime.errors import Conflict, InvalidRequest, NotFound, StaleEpoch
 from runtime.store import branches, commands, fleet, sessions, standing, steps
 from runtime.store.values import Segment
 from tests.runtime.store.conftest import checkpoint
@@ -232,3 +232,111 @@ async def test_only_a_session_at_rest_can_be_completed(story):
     await sessions.finish(story.db, story.session_id, "completed", {})
     assert await state(story) == "completed"
     assert owner.epoch == 1
+
+
+async def command_states(story) -> dict[str, str]:
+    rows = await story.db.fetch("SELECT verb, state FROM commands ORDER BY seq")
+    return {row["verb"]: row["state"] for row in rows}
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_a_command_that_meets_a_completion_changes_nothing_any_more(story, applied):
+    await two_rounds(story)
+    await ask(story, "pause")
+    await sessions.request_end(story.db, TENANT, story.session_id, "completed")
+    if applied:
+        await commands.apply(story.db, story.session_id)
+    await sessions.finish(story.db, story.session_id, "completed", {})
+    assert await state(story) == "completed"
+    assert await command_states(story) == {"pause": "refused"}
+    assert (await story.events())[-2:] == ["command.refused", "session.completed"]
+
+
+async def test_a_completion_that_a_cancel_overtakes_ends_as_cancelled(story):
+    await two_rounds(story)
+    await sessions.request_end(story.db, TENANT, story.session_id, "completed")
+    await sessions.request_end(story.db, TENANT, story.session_id, "cancelled")
+    await sessions.finish(story.db, story.session_id, "completed", {})
+    assert await state(story) == "cancelled"
+    assert (await story.events())[-1] == "session.cancelled"
+
+
+async def test_a_paused_session_can_fail(story):
+    await two_rounds(story)
+    await ask(story, "pause")
+    await commands.apply(story.db, story.session_id)
+    await sessions.fail(story.db, story.session_id, "it could not be interrupted")
+    assert await state(story) == "failed"
+
+
+async def test_a_session_that_was_just_placed_can_be_paused(story):
+    await story.placed()
+    await ask(story, "pause")
+    await commands.apply(story.db, story.session_id)
+    assert await state(story) == "paused"
+
+
+async def test_an_interrupt_that_is_applied_before_its_word_came_still_ends_what_runs(story):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    await story.begin(owner, 2)
+    await ask(story, "interrupt")
+    await ask(story, "pause")
+    assert (await commands.apply(story.db, story.session_id)).interrupt
+
+
+@pytest.mark.parametrize(("order", "interrupts"), [(["interrupt", "rewind"], False), (["rewind", "interrupt"], True)])
+async def test_an_interrupt_ends_what_it_was_asked_to_end_and_not_what_was_rewound_to_after_it(
+    story, order, interrupts
+):
+    owner = await two_rounds(story)
+    await story.input(owner, 5, [7])
+    await story.begin(owner, 6)
+    for verb in order:
+        await ask(story, verb, **({"step": 2, "resume": True} if verb == "rewind" else {}))
+    applied = await commands.apply(story.db, story.session_id)
+    assert (applied.moved, applied.interrupt) == (True, interrupts)
+
+
+async def test_who_held_a_session_that_was_rewound_writes_nothing_from_then_on(story):
+    owner = await two_rounds(story)
+    await story.input(owner, 5, [7])
+    attempt = await story.begin(owner, 6)
+    await ask(story, "rewind", step=1, resume=True)
+    await commands.apply(story.db, story.session_id)
+    with pytest.raises(StaleEpoch):
+        await steps.append_tokens(story.db, owner, attempt, 0, [5], "a")
+    assert await state(story) == "thinking"
+
+
+async def test_a_step_that_failed_is_not_completed_by_who_comes_late(story):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    attempt = await story.begin(owner, 2)
+    await sessions.fail(story.db, story.session_id, "lost again and again")
+    with pytest.raises(StaleEpoch, match="step 2 is failed"):
+        await steps.complete(
+            story.db, owner, attempt, segments=[], output={"outcome": "tools"}, checkpoint=checkpoint(2)
+        )
+    with pytest.raises(StaleEpoch, match="step 2 is a think that is failed"):
+        await story.begin(owner, 2)
+    assert await state(story) == "failed"
+
+
+@pytest.mark.parametrize("left_by", ["rewind", "message"])
+async def test_children_of_a_step_that_is_left_behind_are_cancelled_and_no_others(story, left_by):
+    owner = await two_rounds(story)
+    await think(story, owner, 5, [8], "tools")
+    await story.begin(owner, 6, "tool")
+    for child, step in (("ses_kept", 3), ("ses_left", 6)):
+        about = story.db, TENANT, child, {"model": "m"}, 1
+        await sessions.create(*about, parent=(story.session_id, step, 0))
+    if left_by == "rewind":
+        await ask(story, "rewind", step=4)
+        await commands.apply(story.db, story.session_id)
+    else:
+        await sessions.fail(story.db, story.session_id, "no")
+        assert (await sessions.get(story.db, "ses_left")).state == "created", "a retry may still want its answer"
+        await story.input(owner, 7, [9])
+    assert (await sessions.get(story.db, "ses_left")).state == "cancelling"
+    assert (await sessions.get(story.db, "ses_kept")).state == "created"

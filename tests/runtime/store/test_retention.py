@@ -19,3 +19,24 @@ async def test_what_ended_long_ago_is_removed_whole_and_nothing_else_is(story, d
     assert await retention.sweep(db, 1) == 1
     left = await counts(db)
     assert left == dict.fromkeys(retention._TABLES, 0) | {"sessions": 1, "events": 1}
+
+
+async def test_whatever_names_a_session_is_removed_before_it(db):
+    rows = await db.fetch(
+        "SELECT c.conrelid::regclass::text AS of, c.confrelid::regclass::text AS to FROM pg_constraint c"
+        " WHERE c.contype = 'f' AND c.confrelid::regclass::text = ANY($1)",
+        list(retention._TABLES),
+    )
+    order = {table: place for place, table in enumerate(retention._TABLES)}
+    assert {row["of"] for row in rows} <= set(order)
+    assert [row["of"] for row in rows if order[row["of"]] > order[row["to"]]] == []
+
+
+async def test_a_session_with_tool_servers_is_removed_too(story, db):
+    await story.placed()
+    await db.execute(
+        "INSERT INTO session_tools (session_id, tenant_id, listings) VALUES ($1, $2, '{}')", story.session_id, TENANT
+    )
+    await sessions.request_end(db, TENANT, story.session_id)
+    await sessions.finish(db, story.session_id, "cancelled", {})
+    assert await retention.sweep(db, -1) == 1
