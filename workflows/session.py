@@ -279,7 +279,8 @@ class SessionWorkflow:
         """The next step, on the node that holds the session; a lost node costs a new placement, not the step.
 
         True: it is completed, by this attempt or by a lost one that got that far. False: the record had gone on
-        further than we knew, or the step was lost and is not begun again before what was asked meanwhile. A step that is lost again and again is refused after MAX_LOSSES.
+        further than we knew, or the step was lost and is not begun again before what was asked meanwhile. A step that
+        is lost again and again is refused after MAX_LOSSES.
         """
         step_no, ending_it = self.state.progress.step_no + 1, name == contract.INTERRUPT
         for losses in itertools.count(1):
