@@ -5,7 +5,9 @@ The driver does what the workflow and a node do, with the store's own functions;
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import random
 from array import array
 from types import SimpleNamespace
@@ -35,6 +37,7 @@ class Walker(Story):
         self.chance = chance
         self.owner = None
         self.interrupt = False
+        self.zombies: list[tuple] = []
         self.ended: dict[int, tuple] = {}
 
     async def start(self) -> None:
@@ -144,6 +147,8 @@ class Walker(Story):
     async def _interrupt(self) -> None:
         if (await sessions.get(self.db, self.session_id)).state in ("failed", "created"):
             return
+        if self.chance.random() < 0.05:
+            return await sessions.fail(self.db, self.session_id, "it could not be interrupted")
         running = await self.db.fetchrow("SELECT kind FROM steps WHERE state = 'running'")
         kind, at = running and running["kind"], await self.at()
         no = at.step_no + 1
@@ -164,11 +169,20 @@ class Walker(Story):
         before = await steps.transcript(self.db, self.session_id, attempt.step_no)
         durable = await self._durable(attempt.step_no)
         after = [*before, *(t for s in (*durable, *segments) for t in s.token_ids)]
-        about = dict(
-            segments=segments, output=output, checkpoint=Checkpoint(len(after), digest(after), "f", None, [], "")
-        )
-        await steps.complete(self.db, self.owner, attempt, to=to, **about)
+        checkpoint = Checkpoint(len(after), digest(after), "f", None, [], "")
+        about = {"segments": segments, "output": output, "checkpoint": checkpoint, "to": to}
+        if self.chance.random() < 0.1:  # the node stands still here, and goes on when the world has moved
+            self.zombies.append((self.owner, attempt, about))
+            raise Crash
+        await steps.complete(self.db, self.owner, attempt, **about)
         self._may_crash()
+
+    async def wake(self) -> None:
+        """Nodes that stood still write what they were about to write."""
+        for owner, attempt, about in self.zombies:
+            with contextlib.suppress(StaleEpoch):
+                await steps.complete(self.db, owner, attempt, **about)
+        self.zombies.clear()
 
     async def _durable(self, no: int):
         return await self.db.run(lambda c: steps._segments_of(c, self.session_id, no))
@@ -179,6 +193,31 @@ class Walker(Story):
 
     async def at(self):
         return await self.db.run(lambda c: standing.progress(c, self.session_id))
+
+    async def fork(self) -> None:
+        """From any step that ever completed, and from the fork again."""
+        if self.ended:
+            at = self.chance.choice(sorted(self.ended))
+            await branches.fork(self.db, TENANT, self.session_id, "ses_fork", at, None)
+            await branches.fork(self.db, TENANT, "ses_fork", "ses_fork_of_it", None, None)
+            for session_id in ("ses_fork", "ses_fork_of_it"):
+                await check_record(self.db, session_id)
+
+    async def end(self) -> None:
+        """Complete it where that may be, with whatever is asked at the same time; else cancel it."""
+        how = "cancelled"
+        await self.ask()
+        with contextlib.suppress(Conflict):
+            await sessions.request_end(self.db, TENANT, self.session_id, "completed")
+            how = "completed"
+        await commands.apply(self.db, self.session_id)
+        if how == "cancelled" or self.chance.random() < 0.5:
+            await sessions.request_end(self.db, TENANT, self.session_id, "cancelled")
+        await sessions.finish(self.db, self.session_id, how, {})
+        await self.wake()
+        assert await sessions.has_ended(self.db, self.session_id)
+        assert not await self.db.fetch("SELECT 1 FROM commands WHERE state = 'accepted'")
+        await self.check()
 
     # What must hold ------------------------------------------------------------------------------------------
 
@@ -196,7 +235,7 @@ class Walker(Story):
             assert not is_open or session.state == "paused", "what is asked is waited for"
         await check_record(self.db, self.session_id)
         live = [row for row in rows if row["live"] and row["state"] == "completed"]
-        for step, then in zip(live, live[1:], strict=False):
+        for step, then in itertools.pairwise(live):
             if step["kind"] == "think" and step["output"]["outcome"] == "tools":
                 assert then["kind"] in ("tool", "decision", "input"), "calls have results before the next think"
 
@@ -238,8 +277,10 @@ async def walk(db, seed: int, moves: int) -> Walker:
             await walker.ask()
         elif what < 0.85:
             await walker.answer()
-        elif what < 0.9:
+        elif what < 0.87:
             walker.owner = None
+        elif what < 0.9:
+            await walker.wake()
         else:
             await walker.message()
         await walker.check()
@@ -250,18 +291,14 @@ async def walk(db, seed: int, moves: int) -> Walker:
     else:
         raise AssertionError("it never comes to rest")
     await walker.check_at_rest()
+    await walker.fork()
+    await walker.end()
     return walker
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_happens_in_whatever_order_the_record_is_at_one_with_itself_and_nothing_is_stuck(db, seed):
-    walker = await walk(db, seed, 60)
-    if walker.ended:
-        at = walker.chance.choice(sorted(walker.ended))
-        await branches.fork(db, TENANT, walker.session_id, "ses_fork", at, None)
-        await branches.fork(db, TENANT, "ses_fork", "ses_fork_of_it", None, None)
-        for session_id in ("ses_fork", "ses_fork_of_it"):
-            await check_record(db, session_id)
+    await walk(db, seed, 60)
 
 
 @pytest.mark.soak
