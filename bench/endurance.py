@@ -52,7 +52,7 @@ TOOL: dict[str, Any] = {
     "command": [
         "sh",
         "-c",
-        f'echo "$TENUTO_CALL_KEY" >> /mnt/outside/{MARKS}; echo x >> /work/seen; yes "the tide is in" | head -c 400',
+        f'umask 0; echo "$TENUTO_CALL_KEY" >> /mnt/outside/{MARKS}; echo x >> /work/seen; yes "the tide is in" | head -c 400',
     ],
     "effect": "sandboxed",
 }
