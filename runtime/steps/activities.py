@@ -109,7 +109,7 @@ class Steps:
 
     async def _progress(self, session_id: str) -> Progress:
         s = self._services
-        found, tokens, config = await s.db.run(lambda c: standing.standing(c, session_id))
+        found, tokens, config = await standing.standing(s.db, session_id)
         return replace(found, full=compacting.is_full(s.engine.card.context_length, config, tokens, found))
 
 
