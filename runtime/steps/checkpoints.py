@@ -31,13 +31,18 @@ class Base:
 
 async def base(db: Database, session_id: str) -> Base:
     """The workspace is that of the last completed step; an empty one before the first."""
-    last, named = await asyncio.gather(_last(db, session_id), _named_so_far(db, session_id))
-    return Base(*last, named)
+    at, named = await asyncio.gather(last(db, session_id), _named_so_far(db, session_id))
+    return Base(*at, named)
 
 
 async def make(s: Services, session_id: str, token_ids: Sequence[int], workspace_root: str) -> Checkpoint:
     """A checkpoint over the whole transcript `token_ids`, of a step that computed nothing: the last think's tail."""
-    _, tail = await _last(s.db, session_id)
+    _, tail = await last(s.db, session_id)
+    return carried(s, token_ids, workspace_root, tail)
+
+
+def carried(s: Services, token_ids: Sequence[int], workspace_root: str, tail: bytes | None) -> Checkpoint:
+    """The same, where the last think's tail is known."""
     return _checkpoint(s, token_ids, workspace_root, tail, ())
 
 
@@ -56,10 +61,11 @@ def _checkpoint(
 
 async def workspace_root(s: Services, session_id: str) -> str:
     """The workspace of the last completed step; an empty one before the first."""
-    return (await _last(s.db, session_id))[0]
+    return (await last(s.db, session_id))[0]
 
 
-async def _last(db: Database, session_id: str) -> tuple[str, bytes | None]:
+async def last(db: Database, session_id: str) -> tuple[str, bytes | None]:
+    """The workspace of the last completed step, an empty one before the first, and the last think's tail."""
     row = await db.fetchrow(
         "SELECT workspace_root, kv_tail FROM checkpoints WHERE session_id = $1 ORDER BY step_no DESC LIMIT 1",
         session_id,

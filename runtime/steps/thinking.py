@@ -136,6 +136,7 @@ async def _generate(
             f"the context is full: {len(prompt)} tokens of {s.engine.card.context_length}; start a new session",
             code="context_length_exceeded",
         )
+    await s.coming_back.asked(owner.session_id)
     client = await s.engine.client()
     sampling = config.sampling
     generation = client.generate(
