@@ -57,13 +57,17 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Done:
-    """finish_reason: stop (an eos is the last token), length, cancelled, or grammar (it could go no further)."""
+    """finish_reason: stop (an eos is the last token), length, cancelled, or grammar (it could go no further).
+
+    kv_tokens, kv_keys: of the session's pages from now on, as in KvState."""
 
     finish_reason: str
     generated: int
     ttft_ms: float | None
     prefill_ms: float | None
     decode_ms: float | None
+    kv_tokens: int
+    kv_keys: Sequence[str]
 
 
 @dataclass(frozen=True)

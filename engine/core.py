@@ -273,7 +273,7 @@ class EngineCore:
         self.store.retire(live.request)
         now = self._clock()
         self._observer.rested(live.request.spec.session, now - (live.running_s or now))
-        live.sink(done_frame(live, reason, self._clock()))
+        live.sink(done_frame(live, reason, self._clock(), self.store.sessions.get(live.request.spec.session)))
 
     def _fail(self, live: Live, message: str) -> None:
         """End a request whose pages cannot be trusted: nobody is to find them."""

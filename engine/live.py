@@ -12,6 +12,7 @@ from engine.constraint import Constraint
 from engine.request import Request
 from engine.restore import Search, Sources
 from engine.scheduler import Work
+from engine.sessions import SessionKv
 from engine.store import Counters
 
 Frame = dict[str, Any]
@@ -68,7 +69,8 @@ def error_frame(live: Live, code: str, message: str) -> Frame:
     return {"type": "error", "request_id": live.request.spec.request_id, "code": code, "message": message}
 
 
-def done_frame(live: Live, reason: str, now_s: float) -> Frame:
+def done_frame(live: Live, reason: str, now_s: float, kv: SessionKv | None) -> Frame:
+    """`kv`: what the session has from now on; None where that is nothing."""
     request = live.request
     first = live.first_token_s
     return {
@@ -79,4 +81,6 @@ def done_frame(live: Live, reason: str, now_s: float) -> Frame:
         "ttft_ms": round(1e3 * (first - live.submitted_s), 3) if first else None,
         "prefill_ms": round(1e3 * (first - live.running_s), 3) if first else None,
         "decode_ms": round(1e3 * (now_s - first), 3) if first else None,
+        "kv_tokens": len(kv.tokens) if kv else 0,
+        "kv_keys": [key.hex() for key in kv.keys] if kv else [],
     }

@@ -109,7 +109,7 @@ class Steps:
 
     async def _progress(self, session_id: str) -> Progress:
         s = self._services
-        found, tokens, config = await s.db.run(lambda c: standing.standing(c, session_id))
+        found, tokens, config = await standing.standing(s.db, session_id)
         return replace(found, full=compacting.is_full(s.engine.card.context_length, config, tokens, found))
 
 
@@ -121,12 +121,15 @@ def execution() -> str:
 
 @contextlib.asynccontextmanager
 async def heartbeats() -> AsyncIterator[None]:
-    """Tell Temporal that this attempt lives, whatever the work waits for. Cancellation arrives the same way."""
+    """Tell Temporal that this attempt lives, whatever the work waits for. Cancellation arrives the same way.
+
+    Most steps are over before there is anything to tell: a heartbeat that is under way holds up the completion.
+    """
 
     async def beat() -> None:
         while True:
-            activity.heartbeat()
             await asyncio.sleep(HEARTBEAT_EVERY_S)
+            activity.heartbeat()
 
     beating = asyncio.create_task(beat())
     try:

@@ -93,7 +93,8 @@ async def run_calls(
     here = [call for call in calls if not _is_the_callers(step, call)]
     for together in rounds(step.tools, here):
         limit = asyncio.Semaphore(AT_ONCE)
-        claims = [(call, await _claimed(step, call, root, refused.get(call.call_no))) for call in together]
+        alone = len(together) == 1
+        claims = [(call, await _claimed(step, call, root, refused.get(call.call_no), alone)) for call in together]
         claims = await _answered(step, claims)
         settled = await asyncio.gather(*(_settled(step, *each, limit) for each in claims), return_exceptions=True)
         for (call, _), claim in zip(claims, settled, strict=True):
@@ -166,11 +167,25 @@ def told(attempt: Attempt, call: Call, claim: Claim) -> ToolResult:
     return ToolResult(f"call_{attempt.step_no}_{call.call_no}", call.name, as_text(claim.result, claim.output))
 
 
-async def _claimed(step: Step, call: Call, root: str, refused: str | None) -> Claim:
-    claim = await ledger.claim(step.services.db, step.owner, step.attempt, call, root)
+async def _claimed(step: Step, call: Call, root: str, refused: str | None, alone: bool = False) -> Claim:
+    """`alone`: the call would run at once, waiting for no other."""
+    at_once = alone and refused is None and step.attempt.attempt_no == 1 and _can_run_inside(step, call)
+    run_in = (await step.box(root))[0] if at_once else None
+    claim = await ledger.claim(step.services.db, step.owner, step.attempt, call, root, run_in=run_in)
     if claim.result is None and refused is not None:
         return await record(step, call, claim, Outcome.refused(refused), claim.snapshot_before)
     return claim
+
+
+def _can_run_inside(step: Step, call: Call) -> bool:
+    known = step.tools.get(call.name)
+    if known is None or known.outside:
+        return False
+    try:
+        check(step.services.egress, known, call.arguments)
+    except (BadArguments, InvalidRequest, EgressRefused):
+        return False
+    return True
 
 
 async def _answered(step: Step, claims: Sequence[tuple[Call, Claim]]) -> list[tuple[Call, Claim]]:
@@ -244,8 +259,8 @@ async def _outside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
 async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
     s = step.services
     sandbox_id, sandbox = await step.box(claim.snapshot_before)
-    again = claim.runs > 0 and claim.sandbox_id == sandbox_id  # its journal runs a key once
-    if not again:
+    again = claim.runs > 0 and claim.sandbox_id == sandbox_id and not claim.begins  # its journal runs a key once
+    if not again and not claim.begins:
         await ledger.note_run(s.db, step.owner, step.attempt, call, claim.runs + 1, sandbox_id)
     outcome = await run_inside(sandbox, known, call.arguments, step.place(call, known, again=again))
     async with s.blob_lock:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from runtime.steps.services import Services
 from runtime.store.database import Database
@@ -18,47 +20,59 @@ def digest(token_ids: Sequence[int]) -> bytes:
     return hashlib.sha256(words.tobytes()).digest()
 
 
-async def make(
-    s: Services,
-    session_id: str,
-    token_ids: Sequence[int],
-    workspace_root: str,
-    pages: Sequence[str] | None = None,
-) -> Checkpoint:
-    """A checkpoint over the whole transcript `token_ids`.
+@dataclass(frozen=True)
+class Base:
+    """What the checkpoints so far say: the workspace, the last page, and every page that one of them named."""
 
-    `pages`: keys (hex) of the session's pages now, after a think. Steps that compute nothing pass None and carry
-    the last think's tail.
-    """
-    keys = [bytes.fromhex(k) for k in pages or ()]
-    known = await _named_so_far(s.db, session_id) if keys else set()
-    tail = keys[-1] if keys else await _last_tail(s.db, session_id)
-    return Checkpoint(
-        token_count=len(token_ids),
-        token_digest=digest(token_ids),
-        fingerprint=s.engine.card.fingerprint,
-        kv_tail=tail,
-        kv_new=[key for key in keys if key not in known],
-        workspace_root=workspace_root,
-    )
+    workspace_root: str
+    tail: bytes | None
+    named: frozenset[bytes]
+
+
+async def base(db: Database, session_id: str) -> Base:
+    """The workspace is that of the last completed step; an empty one before the first."""
+    at, named = await asyncio.gather(last(db, session_id), _named_so_far(db, session_id))
+    return Base(*at, named)
+
+
+async def make(s: Services, session_id: str, token_ids: Sequence[int], workspace_root: str) -> Checkpoint:
+    """A checkpoint over the whole transcript `token_ids`, of a step that computed nothing: the last think's tail."""
+    _, tail = await last(s.db, session_id)
+    return carried(s, token_ids, workspace_root, tail)
+
+
+def carried(s: Services, token_ids: Sequence[int], workspace_root: str, tail: bytes | None) -> Checkpoint:
+    """The same, where the last think's tail is known."""
+    return _checkpoint(s, token_ids, workspace_root, tail, ())
+
+
+def after_think(s: Services, token_ids: Sequence[int], base: Base, pages: Sequence[str]) -> Checkpoint:
+    """A checkpoint over the whole transcript. `pages`: keys (hex) of the session's pages now."""
+    keys = [bytes.fromhex(key) for key in pages]
+    new = [key for key in keys if key not in base.named]
+    return _checkpoint(s, token_ids, base.workspace_root, keys[-1] if keys else base.tail, new)
+
+
+def _checkpoint(
+    s: Services, token_ids: Sequence[int], root: str, tail: bytes | None, new: Sequence[bytes]
+) -> Checkpoint:
+    return Checkpoint(len(token_ids), digest(token_ids), s.engine.card.fingerprint, tail, new, root)
 
 
 async def workspace_root(s: Services, session_id: str) -> str:
     """The workspace of the last completed step; an empty one before the first."""
-    row = await s.db.fetchrow(
-        "SELECT workspace_root FROM checkpoints WHERE session_id = $1 ORDER BY step_no DESC LIMIT 1",
+    return (await last(s.db, session_id))[0]
+
+
+async def last(db: Database, session_id: str) -> tuple[str, bytes | None]:
+    """The workspace of the last completed step, an empty one before the first, and the last think's tail."""
+    row = await db.fetchrow(
+        "SELECT workspace_root, kv_tail FROM checkpoints WHERE session_id = $1 ORDER BY step_no DESC LIMIT 1",
         session_id,
     )
-    return row["workspace_root"] if row else ""
+    return (row["workspace_root"], row["kv_tail"]) if row else ("", None)
 
 
-async def _named_so_far(db: Database, session_id: str) -> set[bytes]:
+async def _named_so_far(db: Database, session_id: str) -> frozenset[bytes]:
     rows = await db.fetch("SELECT unnest(kv_new) AS key FROM checkpoints WHERE session_id = $1", session_id)
-    return {row["key"] for row in rows}
-
-
-async def _last_tail(db: Database, session_id: str) -> bytes | None:
-    row = await db.fetchrow(
-        "SELECT kv_tail FROM checkpoints WHERE session_id = $1 ORDER BY step_no DESC LIMIT 1", session_id
-    )
-    return row["kv_tail"] if row else None
+    return frozenset(row["key"] for row in rows)

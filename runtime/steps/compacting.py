@@ -201,6 +201,7 @@ def _last_turn(before: Branch) -> Branch:
 
 
 async def _generate(s: Services, owner: Owner, attempt: Attempt, prompt: list[int], length: int) -> list[int]:
+    await s.coming_back.asked(owner.session_id)
     client = await s.engine.client()
     sampled: list[int] = []
     async for event in client.generate(

@@ -23,14 +23,17 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
     False: it does not fit, and the session's policy can make room first. Raises InvalidRequest if the transcript would
     not fit into the model's context even so.
     """
-    session = await sessions.get(s.db, what.session_id)
+    session, message, before, (root, tail) = await asyncio.gather(
+        sessions.get(s.db, what.session_id),
+        sessions.message_to_take(s.db, what.session_id, what.step_no),
+        steps.transcript(s.db, what.session_id, what.step_no),
+        checkpoints.last(s.db, what.session_id),
+    )
     config = SessionConfig.model_validate(session.config)
-    message = await sessions.message_to_take(s.db, what.session_id, what.step_no)
     if message is None:
         return True
     message_id, content, options = message
     owner = s.owner(what.session_id, what.epoch)
-    before = await steps.transcript(s.db, what.session_id, what.step_no)
     segments = [Segment("message", s.chat.user(content))]
     context = s.engine.card.context_length
     if before and await _may_make_room(s, config, what.session_id, len(before) + len(segments[0].token_ids)):
@@ -50,7 +53,7 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
             code="context_length_exceeded",
         )
     async with s.blob_lock:
-        root = await checkpoints.workspace_root(s, what.session_id) or await asyncio.to_thread(
+        root = root or await asyncio.to_thread(
             snapshots.seed, {name: text.encode() for name, text in config.files.items()}, s.blobs
         )
         await steps.complete(
@@ -64,7 +67,7 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
                 "tokens": len(after) - len(before),
                 "options": options,
             },
-            checkpoint=await checkpoints.make(s, what.session_id, after, root),
+            checkpoint=checkpoints.carried(s, after, root, tail),
             notes=warning(context, len(before), len(after)),
         )
     return True

@@ -46,11 +46,11 @@ async def kv_pause(
             if policy == "pin":  # nobody may come for it again: what a person must decide waits for days
                 await pages.intend("release")
         raise
-    await _stopped(moving)
     if policy == "pin":
+        await _stopped(moving)
         await pages.intend("release")
-    elif policy != "drop":
-        await pages.intend("prefetch")
+    else:
+        s.coming_back.begin(owner.session_id, pages.come_back(moving, policy))
 
 
 async def _stopped(task: asyncio.Task[None]) -> None:
@@ -79,6 +79,11 @@ class _Pages:
             await self.intend("offload", "auto", pause=pause)
         if policy != "drop":
             await share(self.services, self.owner.session_id, self.owner.epoch)
+
+    async def come_back(self, moving: asyncio.Task[None], policy: str) -> None:
+        await _stopped(moving)
+        if policy != "drop":
+            await self.intend("prefetch")
 
     async def intend(
         self, intent: str, tier: str | None = None, *, evict: bool = False, pause: dict[str, Any] | None = None

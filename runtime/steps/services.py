@@ -9,6 +9,7 @@ from temporalio.client import Client
 from engine.tokens import ChatFormat, Tokenizer
 from runtime.engines import EngineLink
 from runtime.steps.blob_lock import BlobLock
+from runtime.steps.coming_back import ComingBack
 from runtime.steps.leaving import Leaving
 from runtime.store import Database, Owner
 from runtime.tools.egress import Egress
@@ -31,6 +32,7 @@ class Services:
     egress: Egress = field(default_factory=Egress)
     shares: bool = False  # there is a store from which other nodes can take pages
     leaving: Leaving = field(default_factory=Leaving)
+    coming_back: ComingBack = field(default_factory=ComingBack)
 
     def owner(self, session_id: str, epoch: int) -> Owner:
         return Owner(session_id, epoch, self.node_id, self.boot)

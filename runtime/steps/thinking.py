@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine import Done, Preempted, Prefill, Resumed, Sampling, Tokens
@@ -20,7 +21,7 @@ from runtime.steps.listing import catalog
 from runtime.steps.reading import Reading, read
 from runtime.steps.services import Services
 from runtime.store import budgets, events, fleet, steps
-from runtime.store.values import Attempt, Event, Owner, Segment
+from runtime.store.values import Attempt, Event, Owner, Sampled, Segment
 from runtime.tools.catalog import Catalog
 from workflows.contract import StepIn, ThinkIn
 from workflows.states import Event as Move
@@ -32,26 +33,62 @@ CHOICES = ("auto", "none", "required")  # anything else is a tool's name
 async def think(s: Services, what: ThinkIn, execution: str) -> None:
     owner = s.owner(what.session_id, what.epoch)
     opening = Segment("scaffold", s.chat.assistant_open())
-    attempt = await steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening)
+    attempt, before, known = await asyncio.gather(
+        steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening),
+        steps.transcript(s.db, what.session_id, what.step_no),  # steps before this one have ended, and stay as they are
+        _known_before(s, what.session_id),
+    )
     if attempt.done is not None or attempt.held:
         return
     config = SessionConfig.model_validate(attempt.session.config)
-    before = await steps.transcript(s.db, what.session_id, what.step_no)
-    prompt = [*before, *opening.token_ids]
-    sampled = attempt.model_tokens
-    finish: dict[str, Any] = {"finish_reason": "stop", "resumed": True}
-    within = budgets.left(attempt.session, "tokens")
+    tools, _ = await catalog(s, what.session_id, config)
+    base = asyncio.create_task(checkpoints.base(s.db, what.session_id))  # read while the engine works
     try:
-        if not _ended(s, sampled, config):
-            finish = await _generate(s, owner, attempt, config, what.tool_choice, prompt, sampled, within)
+        end = _End(list(attempt.model_tokens))
+        if not _ended(s, end.sampled, config):
+            prompt = [*before, *opening.token_ids]
+            end = await _generate(s, owner, attempt, config, tools, what.tool_choice, prompt, end.sampled, known)
+        if not _ended(s, end.whole, config) and budgets.left(attempt.session, "tokens") is not None:
+            await _keep(s, owner, attempt, end)
+            if await steps.hold_for_budget(s.db, owner, attempt):
+                return  # it goes on after its last durable token, once there is more
+        await _complete(s, owner, attempt, before, end, _read(s, tools, end.whole, what), await base)
     except asyncio.CancelledError:
         await asyncio.shield(steps.abandon(s.db, owner, attempt, "cancelled", "the think was cancelled"))
         raise
-    if not _ended(s, sampled, config) and within is not None and await steps.hold_for_budget(s.db, owner, attempt):
-        return  # it goes on after its last durable token, once there is more
-    tools, _ = await catalog(s, what.session_id, config)
-    reading = _read(s, tools, sampled, what)
-    await _complete(s, owner, attempt, before, sampled, finish, reading)
+    finally:
+        base.cancel()
+
+
+@dataclass
+class _End:
+    """What a think has sampled: `sampled` is durable, `rest` becomes so with the step's end. `kv_tokens` and `kv_keys`
+    are of the session's pages; None where the engine had nothing to do."""
+
+    sampled: list[int]
+    rest: list[int] = field(default_factory=list)
+    finish: dict[str, Any] = field(default_factory=lambda: {"finish_reason": "stop", "resumed": True})
+    kv_tokens: int = 0
+    kv_keys: Sequence[str] | None = None
+
+    @property
+    def whole(self) -> list[int]:
+        return [*self.sampled, *self.rest]
+
+
+async def _keep(s: Services, owner: Owner, attempt: Attempt, end: _End) -> None:
+    """Make the rest durable by itself."""
+    if (last := _last(s, end)) is not None:
+        await steps.append_tokens(s.db, owner, attempt, last.offset, last.token_ids, last.text)
+        end.sampled, end.rest = end.whole, []
+
+
+def _last(s: Services, end: _End) -> Sampled | None:
+    if not end.rest:
+        return None
+    decoder = StreamDecoder(s.tokenizer)
+    decoder.push(end.sampled)
+    return Sampled(len(end.sampled), end.rest, decoder.push(end.rest))
 
 
 def _read(s: Services, tools: Catalog, sampled: list[int], what: ThinkIn) -> Reading:
@@ -67,9 +104,9 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
     if not attempt.model_tokens:
         return False
     before = await steps.transcript(s.db, what.session_id, what.step_no)
-    finish = {"finish_reason": "interrupted", "resumed": True}
-    reading = Reading("interrupted", s.chat.parse_assistant(attempt.model_tokens).text)
-    await _complete(s, owner, attempt, before, attempt.model_tokens, finish, reading)
+    end = _End(attempt.model_tokens, finish={"finish_reason": "interrupted", "resumed": True})
+    reading = Reading("interrupted", s.chat.parse_assistant(end.sampled).text)
+    await _complete(s, owner, attempt, before, end, reading, await checkpoints.base(s.db, what.session_id))
     return True
 
 
@@ -84,20 +121,22 @@ async def _generate(
     owner: Owner,
     attempt: Attempt,
     config: SessionConfig,
+    tools: Catalog,
     tool_choice: str,
     prompt: list[int],
     sampled: list[int],
-    within: float | None,
-) -> dict[str, Any]:
-    """Run the engine from the last durable token; `sampled` grows as tokens become durable. `within`: tokens that the
-    budget still allows."""
+    known: int,
+) -> _End:
+    """Run the engine from the last durable token; `sampled` grows as tokens become durable. `known`: tokens that had
+    their KV when the step began anew."""
+    within = budgets.left(attempt.session, "tokens")
     room = s.engine.card.context_length - len(prompt) - len(sampled)
     if room <= 0:
         raise InvalidRequest(
             f"the context is full: {len(prompt)} tokens of {s.engine.card.context_length}; start a new session",
             code="context_length_exceeded",
         )
-    tools, _ = await catalog(s, owner.session_id, config)
+    await s.coming_back.asked(owner.session_id)
     client = await s.engine.client()
     sampling = config.sampling
     generation = client.generate(
@@ -110,7 +149,7 @@ async def _generate(
         grammar=tool_grammar(tools.specs, tool_choice if tool_choice in CHOICES else {"name": tool_choice}),
         replay=len(sampled),
         salt=attempt.session.salt,
-        known_tokens=await _known_tokens(s, owner.session_id, len(prompt), len(sampled)),
+        known_tokens=len(prompt) + len(sampled) - 1 if sampled else min(known, len(prompt)),
     )
     received = _Received()
     receiving = asyncio.create_task(received.take(generation))
@@ -121,8 +160,11 @@ async def _generate(
         receiving.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await receiving
-    assert received.done is not None
-    return {**dataclasses.asdict(received.done), "kv": received.source()}
+    done = received.done
+    assert done is not None
+    finish = {name: value for name, value in dataclasses.asdict(done).items() if not name.startswith("kv_")}
+    finish["kv"] = received.source()
+    return _End(sampled, received.waiting, finish, done.kv_tokens, done.kv_keys)
 
 
 class _Received:
@@ -165,18 +207,19 @@ async def _drain(
     receiving: asyncio.Task[None],
     sampled: list[int],
 ) -> None:
-    """Append what arrives, at most once per FLUSH_EVERY_S, until there is no more."""
+    """Append what arrives, at most once per FLUSH_EVERY_S, until there is no more. What came with the end is left to
+    the step's end, which follows at once."""
     decoder = StreamDecoder(s.tokenizer)
     decoder.push(sampled)  # what was durable before has been shown
     told = False
-    while received.waiting or not receiving.done():
+    while (received.waiting and received.done is None) or not receiving.done():
         await received.changed.wait()
         received.changed.clear()
         if not told and received.prefill is not None:
             told = True
             await fleet.note_residency(s.db, owner.session_id, attempt.session.tenant_id, "device", received.source())
         await _tell(s, owner, attempt, received)
-        while received.waiting:
+        while received.waiting and received.done is None:
             started = time.monotonic()
             batch = received.waiting[:]
             await steps.append_tokens(s.db, owner, attempt, len(sampled), batch, decoder.push(batch))
@@ -203,41 +246,36 @@ def _sources(prefill: Prefill | Resumed) -> list[Event]:
     return notes
 
 
-async def _known_tokens(s: Services, session_id: str, prompt: int, sampled: int) -> int:
-    """How many tokens of the prompt had their KV once: as many as the engine held after the last think, or, if this
-    one is resumed, all but the last of those sampled."""
-    if sampled:
-        return prompt + sampled - 1
+async def _known_before(s: Services, session_id: str) -> int:
+    """How many tokens of the transcript had their KV once: as many as the engine held after the last think. Of a think
+    that is resumed, all but the last token had."""
     row = await s.db.fetchrow(
         "SELECT CASE WHEN kind = 'think' THEN (output ->> 'kv_tokens')::int ELSE token_start END AS tokens FROM steps"
         " WHERE session_id = $1 AND kind IN ('think', 'compaction') AND state = 'completed' AND live"
         " ORDER BY step_no DESC LIMIT 1",
         session_id,
     )
-    return min(int(row["tokens"]), prompt) if row else 0
+    return int(row["tokens"]) if row else 0
 
 
 async def _complete(
-    s: Services,
-    owner: Owner,
-    attempt: Attempt,
-    before: list[int],
-    sampled: list[int],
-    finish: dict[str, Any],
-    reading: Reading,
+    s: Services, owner: Owner, attempt: Attempt, before: list[int], end: _End, reading: Reading, base: checkpoints.Base
 ) -> None:
-    closing = s.chat.assistant_close(ended=bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids)
-    after = [*before, *s.chat.assistant_open(), *sampled, *closing]
-    state = await (await s.engine.client()).kv_state(owner.session_id)
+    whole = end.whole
+    closing = s.chat.assistant_close(ended=bool(whole) and whole[-1] in s.engine.card.eos_token_ids)
+    after = [*before, *s.chat.assistant_open(), *whole, *closing]
+    if end.kv_keys is None:
+        state = await (await s.engine.client()).kv_state(owner.session_id)
+        end.kv_tokens, end.kv_keys = state.tokens, state.keys
     output = {
         "outcome": reading.outcome,
         "text": reading.text,
         "calls": list(reading.calls),
         **({"complaint": reading.complaint} if reading.complaint else {}),
         **({"repaired": True} if reading.repaired else {}),
-        "sampled": len(sampled),
-        "kv_tokens": state.tokens,
-        **finish,
+        "sampled": len(whole),
+        "kv_tokens": end.kv_tokens,
+        **end.finish,
     }
     told = "corrected" if reading.complaint else reading.outcome
     await steps.complete(
@@ -246,13 +284,12 @@ async def _complete(
         attempt,
         segments=[Segment("scaffold", closing)],
         output=output,
-        checkpoint=await checkpoints.make(
-            s, owner.session_id, after, await checkpoints.workspace_root(s, owner.session_id), state.keys
-        ),
+        checkpoint=checkpoints.after_think(s, after, base, end.kv_keys),
         notes=[
             Event("message.completed", {"text": reading.text, "outcome": told}),
             *([Event("session.interrupted")] if reading.outcome == "interrupted" else []),
             *warning(s.engine.card.context_length, len(before), len(after)),
         ],
         to=None if reading.outcome == "tools" else Move.REST,
+        last=_last(s, end),
     )

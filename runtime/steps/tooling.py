@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from engine.tokens import ToolResult
 from runtime.config import SessionConfig
@@ -26,17 +28,20 @@ from workflows.states import Event as Move
 async def run_tools(s: Services, what: StepIn, execution: str) -> None:
     """Run the calls of the last think. Returns with the session waiting where an answer is missing first."""
     owner = s.owner(what.session_id, what.epoch)
-    attempt = await steps.begin(s.db, owner, what.step_no, "tool", Move.RUN_TOOL, token=execution)
+    attempt, before, (root, tail), asked = await asyncio.gather(
+        steps.begin(s.db, owner, what.step_no, "tool", Move.RUN_TOOL, token=execution),
+        steps.transcript(s.db, what.session_id, what.step_no),  # steps before this one have ended, and stay as they are
+        checkpoints.last(s.db, what.session_id),
+        _asked(s, what),
+    )
     if attempt.done is not None or attempt.held:
         return
     config = SessionConfig.model_validate(attempt.session.config)
     tools, listings = await catalog(s, what.session_id, config)
-    calls, complaint = await calls_of(s, what, tools)
-    root = await checkpoints.workspace_root(s, what.session_id)
-    before = await steps.transcript(s.db, what.session_id, what.step_no)
+    calls, complaint = calls_of(asked, tools)
     if complaint:
         answer = [ToolResult(f"call_{what.step_no}_0", "none", complaint)]
-        await complete_tools(s, owner, attempt, config, before, answer, root, outcome="corrected")
+        await complete_tools(s, owner, attempt, config, before, answer, root, tail, outcome="corrected")
         return
     with contextlib.suppress(Held):
         refused = await approved(s, owner, attempt, config, calls, before)
@@ -45,7 +50,7 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> None:
             Step(s, owner, attempt, config, before, tools, listings) as step,
         ):
             results, root = await run_calls(step, calls, root, refused)
-        await complete_tools(s, owner, attempt, config, before, results, root, outcome="settled")
+        await complete_tools(s, owner, attempt, config, before, results, root, tail, outcome="settled")
 
 
 async def complete_tools(
@@ -56,6 +61,7 @@ async def complete_tools(
     before: Sequence[int],
     results: Sequence[ToolResult],
     root: str,
+    tail: bytes | None,
     *,
     outcome: str,
 ) -> None:
@@ -69,7 +75,7 @@ async def complete_tools(
         attempt,
         segments=[Segment("tool", tokens)],
         output={"outcome": outcome, "calls": len(results), "tokens": len(tokens)},
-        checkpoint=await checkpoints.make(s, owner.session_id, [*before, *tokens], root),
+        checkpoint=checkpoints.carried(s, [*before, *tokens], root, tail),
         notes=[
             *warning(context, len(before), len(before) + len(tokens)),
             *([Event("session.interrupted")] if outcome == "interrupted" else []),
@@ -87,8 +93,8 @@ def _wait(tools: Catalog, calls: Sequence[Call]) -> Wait:
     return Wait("+".join(dict.fromkeys(call.name for call in calls))[:200], sum(longest) or None)
 
 
-async def calls_of(s: Services, what: StepIn, tools: Catalog) -> tuple[list[Call], str]:
-    """The calls of the last think, or what is to be said to it instead of their results."""
+async def _asked(s: Services, what: StepIn) -> Mapping[str, Any]:
+    """What the last think said."""
     row = await s.db.fetchrow(
         "SELECT output FROM steps WHERE session_id = $1 AND step_no < $2 AND live AND kind = 'think'"
         " AND state = 'completed' ORDER BY step_no DESC LIMIT 1",
@@ -96,11 +102,17 @@ async def calls_of(s: Services, what: StepIn, tools: Catalog) -> tuple[list[Call
         what.step_no,
     )
     assert row is not None, "a tool step follows its think"
+    found: Mapping[str, Any] = row["output"]
+    return found
+
+
+def calls_of(said: Mapping[str, Any], tools: Catalog) -> tuple[list[Call], str]:
+    """The calls of a think, or what is to be said to it instead of their results."""
     calls = [
         Call(i, call["name"], call["arguments"], known.effect if (known := tools.get(call["name"])) else "pure")
-        for i, call in enumerate(row["output"]["calls"])
+        for i, call in enumerate(said["calls"])
     ]
-    return calls, row["output"].get("complaint", "")
+    return calls, said.get("complaint", "")
 
 
 async def interrupt_tools(s: Services, owner: Owner, config: SessionConfig, what: StepIn, execution: str) -> None:
@@ -109,11 +121,11 @@ async def interrupt_tools(s: Services, owner: Owner, config: SessionConfig, what
     if attempt.done is not None:
         return
     before = await steps.transcript(s.db, what.session_id, what.step_no)
-    root = await checkpoints.workspace_root(s, what.session_id)
+    root, tail = await checkpoints.last(s.db, what.session_id)
     tools, listings = await catalog(s, what.session_id, config)
     results = []
     async with Step(s, owner, attempt, config, before, tools, listings) as step:
-        calls, complaint = await calls_of(s, what, tools)
+        calls, complaint = calls_of(await _asked(s, what), tools)
         if complaint:
             results.append(ToolResult(f"call_{what.step_no}_0", "none", complaint))
         for call in calls:
@@ -122,4 +134,4 @@ async def interrupt_tools(s: Services, owner: Owner, config: SessionConfig, what
                 claim = await interrupt_call(step, call, claim)
             root = claim.snapshot_after or root
             results.append(told(attempt, call, claim))
-    await complete_tools(s, owner, attempt, config, before, results, root, outcome="interrupted")
+    await complete_tools(s, owner, attempt, config, before, results, root, tail, outcome="interrupted")

@@ -48,17 +48,22 @@ def newly_near(session: Session, spent: Mapping[str, float]) -> list[Event]:
     return near
 
 
-async def spend(
-    connection: asyncpg.Connection, session: Session, *, tokens: int = 0, steps: int = 0, tool_ms: int = 0
-) -> None:
-    """Count what was used, and warn where a wall comes near. The session's row is locked."""
+def near_after(session: Session, *, tokens: int = 0, steps: int = 0, tool_ms: int = 0) -> list[Event]:
+    """Warnings that using so much more calls for."""
     spent = {
         **session.spent,
         "tokens": session.spent["tokens"] + tokens,
         "steps": session.spent["steps"] + steps,
         "tool_s": session.spent["tool_s"] + tool_ms / 1000,
     }
-    near = newly_near(session, spent)
+    return newly_near(session, spent)
+
+
+async def spend(
+    connection: asyncpg.Connection, session: Session, *, tokens: int = 0, steps: int = 0, tool_ms: int = 0
+) -> None:
+    """Count what was used, and warn where a wall comes near. The session's row is locked."""
+    near = near_after(session, tokens=tokens, steps=steps, tool_ms=tool_ms)
     await connection.execute(
         "UPDATE sessions SET spent_tokens = spent_tokens + $2, spent_steps = spent_steps + $3, tool_ms = tool_ms + $4,"
         " warned = warned || $5::text[] WHERE session_id = $1",

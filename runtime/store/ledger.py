@@ -35,7 +35,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Claim:
-    """`result` is set if the call has settled; `runs` counts the runs begun so far, the last one in `sandbox_id`."""
+    """`result` is set if the call has settled; `runs` counts the runs begun so far, the last one in `sandbox_id`.
+    `begins`: that one is noted with this claim, and has not happened yet."""
 
     result: Mapping[str, Any] | None
     output: bytes
@@ -43,22 +44,29 @@ class Claim:
     snapshot_after: str | None
     runs: int
     sandbox_id: str | None
+    begins: bool = False
 
 
 def call_key(session_id: str, step_no: int, call_no: int) -> str:
     return f"{session_id}/{step_no}/{call_no}"
 
 
-async def claim(db: Database, owner: Owner, attempt: Attempt, call: Call, snapshot_before: str) -> Claim:
-    """Claim a call for this owner. Raises StaleEpoch; TenutoError if the same place held another call."""
+async def claim(
+    db: Database, owner: Owner, attempt: Attempt, call: Call, snapshot_before: str, *, run_in: str | None = None
+) -> Claim:
+    """Claim a call for this owner. Raises StaleEpoch; TenutoError if the same place held another call.
+
+    `run_in`: the sandbox in which a new call is to run at once; its first run is recorded too, as by `note_run`.
+    """
     place = (owner.session_id, attempt.step_no, call.call_no)
 
     async def work(connection: asyncpg.Connection) -> Claim:
         session = await locked(connection, owner.session_id, owner.epoch)
         made = await connection.fetchval(
             "INSERT INTO tool_calls (session_id, step_no, call_no, tenant_id, name, arguments, argument_digest, effect,"
-            " fence, owner, lease_until, snapshot_before)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, now() + make_interval(secs => $11), $12)"
+            " fence, owner, lease_until, snapshot_before, runs, sandbox_id, started_at)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, now() + make_interval(secs => $11), $12,"
+            " CASE WHEN $13::text IS NULL THEN 0 ELSE 1 END, $13, CASE WHEN $13::text IS NOT NULL THEN now() END)"
             " ON CONFLICT DO NOTHING RETURNING true",
             *place,
             session.tenant_id,
@@ -70,25 +78,22 @@ async def claim(db: Database, owner: Owner, attempt: Attempt, call: Call, snapsh
             owner.node_boot,
             LEASE_S,
             snapshot_before,
+            run_in,
         )
+        if made:
+            told = [_requested(call), *([_started(call, 1)] if run_in is not None else [])]
+            await events.append(
+                connection, owner.session_id, told, step_no=attempt.step_no, attempt_no=attempt.attempt_no
+            )
+            runs = 0 if run_in is None else 1
+            return Claim(None, b"", snapshot_before, None, runs, run_in, begins=run_in is not None)
         row = await connection.fetchrow(
             "SELECT * FROM tool_calls WHERE session_id = $1 AND step_no = $2 AND call_no = $3 FOR UPDATE",
             *place,
         )
         if row["argument_digest"] != call.digest:
             raise TenutoError(f"call {call_key(*place)} was recorded with other arguments; the transcript was altered")
-        if made:
-            requested = Event(
-                "tool.requested", {"call": call.call_no, "name": call.name, "arguments": dict(call.arguments)}
-            )
-            await events.append(
-                connection,
-                owner.session_id,
-                [requested],
-                step_no=attempt.step_no,
-                attempt_no=attempt.attempt_no,
-            )
-        elif row["status"] != "settled":
+        if row["status"] != "settled":
             await connection.execute(
                 "UPDATE tool_calls SET fence = $4, owner = $5, lease_until = now() + make_interval(secs => $6)"
                 " WHERE session_id = $1 AND step_no = $2 AND call_no = $3",
@@ -109,6 +114,14 @@ async def claim(db: Database, owner: Owner, attempt: Attempt, call: Call, snapsh
     return await db.run(work)
 
 
+def _requested(call: Call) -> Event:
+    return Event("tool.requested", {"call": call.call_no, "name": call.name, "arguments": dict(call.arguments)})
+
+
+def _started(call: Call, run: int) -> Event:
+    return Event("tool.started", {"call": call.call_no, "name": call.name, "run": run})
+
+
 async def note_run(db: Database, owner: Owner, attempt: Attempt, call: Call, runs: int, sandbox_id: str) -> None:
     """Record, before it happens, that the call begins its run number `runs` in a sandbox."""
 
@@ -124,11 +137,10 @@ async def note_run(db: Database, owner: Owner, attempt: Attempt, call: Call, run
             sandbox_id,
         )
         if moved:
-            started = Event("tool.started", {"call": call.call_no, "name": call.name, "run": runs})
             await events.append(
                 connection,
                 owner.session_id,
-                [started],
+                [_started(call, runs)],
                 step_no=attempt.step_no,
                 attempt_no=attempt.attempt_no,
             )

@@ -252,10 +252,15 @@ async def locked_at_any_epoch(connection: asyncpg.Connection, session_id: str) -
 
 async def move(connection: asyncpg.Connection, session: Session, event: Move) -> None:
     """Apply a transition, unless the session is already where it leads. Raises IllegalTransition."""
+    if after_move(session, event) != session.state:
+        await set_state(connection, session.session_id, State(session.state), event)
+
+
+def after_move(session: Session, event: Move) -> State:
+    """The state that a transition leads to, be the session there already or not. Raises IllegalTransition."""
     state = State(session.state)
-    target = {Move.THINK: State.THINKING, Move.RUN_TOOL: State.TOOL_RUNNING, Move.REST: State.IDLE}.get(event)
-    if state != target:
-        await set_state(connection, session.session_id, state, event)
+    there = {Move.THINK: State.THINKING, Move.RUN_TOOL: State.TOOL_RUNNING, Move.REST: State.IDLE}.get(event)
+    return state if state == there else transition(state, event)
 
 
 async def message_to_take(db: Database, session_id: str, step_no: int) -> tuple[str, str, dict[str, Any]] | None:

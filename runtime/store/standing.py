@@ -6,6 +6,7 @@ from typing import Any
 
 import asyncpg
 
+from runtime.store.database import Database
 from workflows.contract import Progress
 from workflows.policies import Next, next_action
 from workflows.states import Event as Move
@@ -40,9 +41,9 @@ async def progress(connection: asyncpg.Connection, session_id: str) -> Progress:
     return (await standing(connection, session_id))[0]
 
 
-async def standing(connection: asyncpg.Connection, session_id: str) -> tuple[Progress, int, dict[str, Any]]:
+async def standing(source: asyncpg.Connection | Database, session_id: str) -> tuple[Progress, int, dict[str, Any]]:
     """The progress, the length of the transcript in tokens, and the session's configuration."""
-    row = await connection.fetchrow(_SQL, session_id)
+    row = await source.fetchrow(_SQL, session_id)
     if row is None:
         return Progress(), 0, {}
     return _progress(row), row["tokens"] or 0, row["config"]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
 
 from runtime.errors import StaleEpoch
-from runtime.store import budgets, children, events, questions
+from runtime.store import budgets, children, events, questions, whole
 from runtime.store.database import Database
 from runtime.store.questions import Asked
-from runtime.store.sessions import locked, move, void_questions
-from runtime.store.values import Attempt, Checkpoint, Event, Owner, Segment, Session
+from runtime.store.sessions import after_move, locked, move, void_questions
+from runtime.store.values import Attempt, Checkpoint, Event, Owner, Sampled, Segment, Session
 from workflows.states import Event as Move
-from workflows.states import State
+from workflows.states import IllegalTransition, State
 
 # A message is taken, and room is made for it, whatever is left of the budget: a turn that has begun can be ended.
 _ASKING = frozenset({"think", "tool"})
@@ -39,9 +40,32 @@ async def begin(
     session is paused or waits (`held`), which it does from now on if its budget is used up; `stopping` is for an
     attempt that only ends the step, and may do so there. Raises StaleEpoch, IllegalTransition.
     """
+    about: dict[str, Any] = {"kind": kind, "node": owner.node_id, "epoch": owner.epoch}
+    if message_id is not None:
+        about["message_id"] = message_id
 
     async def work(connection: asyncpg.Connection) -> Attempt:
         session = await locked(connection, owner.session_id, owner.epoch)
+        if (state := _state_of_new(session, kind, to)) is not None:
+            start = await whole.begin(
+                connection,
+                owner,
+                session,
+                step_no,
+                kind,
+                state=state,
+                token=token,
+                message_id=message_id,
+                opening=opening,
+                started=Event("step.started", about),
+            )
+            if start is not None:
+                if kind == "input":  # a step that failed is left behind now
+                    await children.end_left_behind(connection, owner.session_id)
+                return Attempt(session, step_no, 1, start, (opening,) if opening else (), None)
+        return await usual(connection, session)
+
+    async def usual(connection: asyncpg.Connection, session: Session) -> Attempt:
         step = await connection.fetchrow(
             "SELECT * FROM steps WHERE session_id = $1 AND step_no = $2", owner.session_id, step_no
         )
@@ -68,15 +92,23 @@ async def begin(
             await move(connection, session, to)
         if fresh:
             kept = sum(len(s.token_ids) for s in durable if s.kind == "model")
-            about = {"kind": kind, "node": owner.node_id, "epoch": owner.epoch}
-            if message_id is not None:
-                about["message_id"] = message_id
             retried = Event("step.retrying", {**about, "keep": kept})
             event = Event("step.started", about) if attempt_no == 1 else retried
             await events.append(connection, owner.session_id, [event], step_no=step_no, attempt_no=attempt_no)
         return Attempt(session, step_no, attempt_no, step["token_start"], durable, None)
 
     return await db.run(work)
+
+
+def _state_of_new(session: Session, kind: str, to: Move | None) -> State | None:
+    """The state in which a new step runs; None where it is not to run, or more must be known first."""
+    if to is None or session.state in (State.PAUSED, State.WAITING):
+        return None
+    if kind in _ASKING and budgets.exhausted(session) is not None:
+        return None
+    with contextlib.suppress(IllegalTransition):
+        return after_move(session, to)
+    return None
 
 
 async def _budget_is_spent(connection: asyncpg.Connection, session: Session, step_no: int, to: Move | None) -> bool:
@@ -160,28 +192,11 @@ async def append_tokens(
 
     async def work(connection: asyncpg.Connection) -> None:
         session = await locked(connection, owner.session_id, owner.epoch)
-        durable = await connection.fetchval(
-            "SELECT coalesce(sum(cardinality(token_ids)), 0) FROM segments"
-            " WHERE session_id = $1 AND step_no = $2 AND kind = 'model'",
-            owner.session_id,
-            attempt.step_no,
+        durable = await whole.append(
+            connection, session, attempt, offset, token_ids, Sampled(offset, token_ids, text).event
         )
-        if durable >= offset + len(token_ids):
-            return
-        if durable != offset:
+        if durable != offset and durable < offset + len(token_ids):
             raise StaleEpoch(f"step {attempt.step_no} has {durable} durable tokens, not {offset}")
-        await _add_segments(
-            connection,
-            owner.session_id,
-            attempt.session.tenant_id,
-            attempt.step_no,
-            [Segment("model", token_ids)],
-        )
-        await budgets.spend(connection, session, tokens=len(token_ids))
-        delta = Event("model.delta", {"text": text, "token_ids": list(token_ids), "offset": offset})
-        await events.append(
-            connection, owner.session_id, [delta], step_no=attempt.step_no, attempt_no=attempt.attempt_no
-        )
 
     await db.run(work)
 
@@ -198,65 +213,54 @@ async def complete(
     to: Move | None = None,
     token_start: int | None = None,
     sampled: int = 0,
+    last: Sampled | None = None,
 ) -> None:
     """End a step: its last segments, its checkpoint and its events in one transaction. Repeated: a no-op.
 
     `token_start`: from where on a compaction replaces the transcript; `sampled`: tokens that the budget does not know
-    of yet.
+    of yet; `last`: sampled tokens that become durable with the end. Raises StaleEpoch, also where the step has other
+    tokens than those before them, since another attempt is writing.
     """
     start = attempt.token_start if token_start is None else token_start
+    model = [Segment("model", last.token_ids)] if last else []
 
     async def work(connection: asyncpg.Connection) -> None:
         session = await locked(connection, owner.session_id, owner.epoch)
-        fresh = await connection.fetchval(
-            "UPDATE steps SET state = 'completed', output = $3, token_start = $4, token_count = $5, ended_at = now()"
-            " WHERE session_id = $1 AND step_no = $2 AND state = 'running' RETURNING true",
-            owner.session_id,
-            attempt.step_no,
-            output,
-            start,
-            checkpoint.token_count - start,
-        )
-        if not fresh:
-            await _ensure_completed(connection, attempt)
-            return
-        await _add_segments(connection, owner.session_id, attempt.session.tenant_id, attempt.step_no, segments)
-        await close_attempt(connection, attempt, "completed", None)
-        await budgets.spend(connection, session, steps=1, tokens=sampled)
-        if output.get("message_id"):
-            await connection.execute(
-                "UPDATE messages SET state = 'consumed' WHERE message_id = $1", output["message_id"]
-            )
-        await insert_checkpoint(connection, attempt, checkpoint)
-        if to is Move.REST:
-            await void_questions(connection, owner.session_id)
-        rests = to is Move.REST and session.state not in (State.CANCELLING, State.PAUSED)
-        if to is not None and session.state not in (State.CANCELLING, State.PAUSED):
-            await move(connection, session, to)
+        moves = to is not None and session.state not in (State.CANCELLING, State.PAUSED)
         completed = Event("step.completed", {k: v for k, v in output.items() if k != "text"})
-        made = Event(
-            "checkpoint.created",
-            {
-                "tokens": checkpoint.token_count,
-                "workspace": checkpoint.workspace_root,
-                "pages": len(checkpoint.kv_new),
-            },
-        )
-        await events.append(
+        idle = [Event("session.idle")] if moves and to is Move.REST else []
+        if await whole.complete(
             connection,
-            owner.session_id,
-            [*notes, completed, made, *([Event("session.idle")] if rests else [])],
-            step_no=attempt.step_no,
-            attempt_no=attempt.attempt_no,
-        )
+            session,
+            attempt,
+            segments=[*model, *segments],
+            output=output,
+            checkpoint=checkpoint,
+            start=start,
+            durable=last.offset if last else None,
+            tokens=sampled + (len(last.token_ids) if last else 0),
+            state=after_move(session, to) if moves and to is not None else State(session.state),
+            voids=to is Move.REST,
+            told=[*([last.event] if last else []), *notes, completed, _made(checkpoint), *idle],
+        ):
+            return
+        await _ensure_completed(connection, attempt)
 
     await db.run(work)
+
+
+def _made(checkpoint: Checkpoint) -> Event:
+    pages = len(checkpoint.kv_new)
+    about = {"tokens": checkpoint.token_count, "workspace": checkpoint.workspace_root, "pages": pages}
+    return Event("checkpoint.created", about)
 
 
 async def _ensure_completed(connection: asyncpg.Connection, attempt: Attempt) -> None:
     """A step that failed, or was left behind, is not completed by whoever comes late. Raises StaleEpoch."""
     key = (attempt.session.session_id, attempt.step_no)
     state = await connection.fetchval("SELECT state FROM steps WHERE session_id = $1 AND step_no = $2", *key)
+    if state == "running":
+        raise StaleEpoch(f"step {attempt.step_no} has other durable tokens than this attempt wrote")
     if state != "completed":
         raise StaleEpoch(f"step {attempt.step_no} is {state}: it was ended meanwhile")
 
@@ -413,25 +417,3 @@ async def _add_segments(
                 segment.kind,
                 list(segment.token_ids),
             )
-
-
-async def insert_checkpoint(connection: asyncpg.Connection, attempt: Attempt, checkpoint: Checkpoint) -> None:
-    await connection.execute(
-        "INSERT INTO checkpoints (session_id, step_no, tenant_id, token_count, token_digest, seed, sampler_pos,"
-        " fingerprint, kv_group, kv_shard, kv_shards, kv_tail, kv_new, workspace_root, ledger_pos)"
-        " SELECT $1, $2, $3, $4, $5, $6, $4, $7, $8, $9, $10, $11, $12, $13, count(*)"
-        " FROM tool_calls WHERE session_id = $1 AND status = 'settled'",
-        attempt.session.session_id,
-        attempt.step_no,
-        attempt.session.tenant_id,
-        checkpoint.token_count,
-        checkpoint.token_digest,
-        attempt.session.seed,
-        checkpoint.fingerprint,
-        checkpoint.kv_group,
-        checkpoint.kv_shard,
-        checkpoint.kv_shards,
-        checkpoint.kv_tail,
-        list(checkpoint.kv_new),
-        checkpoint.workspace_root,
-    )

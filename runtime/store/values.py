@@ -45,6 +45,19 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Sampled tokens of a step, after `offset` others, and the text that they show."""
+
+    offset: int
+    token_ids: Sequence[int]
+    text: str
+
+    @property
+    def event(self) -> Event:
+        return Event("model.delta", {"text": self.text, "token_ids": list(self.token_ids), "offset": self.offset})
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One execution of a step. `done` is the step's output if it had already completed; `held` says that it may not
     begin now, since the session is paused or waits."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine import KvReceipt, RequestError
+from runtime.steps.coming_back import ComingBack
 from runtime.steps.pause import Wait, kv_pause
 from runtime.store.values import Owner
 
@@ -32,8 +33,8 @@ class Engine:
         return KvReceipt("missing", 0, 0, 0.0, "")
 
 
-def pause(engine: Engine, policy: str) -> Any:
-    services = SimpleNamespace(engine=engine, db=None)
+def pause(engine: Engine, policy: str, coming_back: ComingBack | None = None) -> Any:
+    services = SimpleNamespace(engine=engine, db=None, shares=False, coming_back=coming_back)
     attempt = SimpleNamespace(step_no=3, session=SimpleNamespace(salt=b"s", tenant_id="t"))
     return kv_pause(services, Owner("ses", 1, "n", "boot"), attempt, policy, Wait("bash", 60.0), [1, 2])  # type: ignore[arg-type]
 
@@ -64,3 +65,20 @@ async def test_pages_of_a_step_that_failed_stay_below() -> None:
     with pytest.raises(LookupError):
         await failing(engine, "nvme")
     assert engine.intents == ["offload"]
+
+
+async def test_pages_are_asked_back_beside_the_step_and_before_the_next_think_asks_for_anything() -> None:
+    engine, coming_back = Engine(), ComingBack()
+    async with pause(engine, "host", coming_back):
+        await engine.heard.wait()
+    assert engine.intents == ["offload"], "the step goes on at once"
+    await coming_back.asked("ses")
+    assert engine.intents == ["offload", "prefetch"]
+
+
+async def test_an_engine_that_refuses_to_bring_pages_back_ends_no_step() -> None:
+    engine, coming_back = Engine(refuses="prefetch"), ComingBack()
+    async with pause(engine, "host", coming_back):
+        await engine.heard.wait()
+    await coming_back.asked("ses")
+    assert engine.intents == ["offload", "prefetch"]

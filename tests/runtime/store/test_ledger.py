@@ -38,6 +38,15 @@ async def test_a_run_is_known_before_it_happens(story, db):
     assert (await story.events()).count("tool.started") == 1
 
 
+async def test_a_call_can_be_claimed_together_with_its_first_run(story, db):
+    owner, attempt = await at_a_tool_step(story)
+    claim = await ledger.claim(db, owner, attempt, CALL, "before", run_in="sb1")
+    assert (claim.runs, claim.sandbox_id, claim.begins) == (1, "sb1", True)
+    again = await ledger.claim(db, await story.take_over(), attempt, CALL, "before", run_in="sb2")
+    assert (again.runs, again.sandbox_id, again.begins) == (1, "sb1", False)
+    assert (await story.events()).count("tool.requested") == (await story.events()).count("tool.started") == 1
+
+
 async def test_an_older_owner_cannot_settle_what_a_newer_one_claimed(story, db):
     zombie, attempt = await at_a_tool_step(story)
     await ledger.claim(db, zombie, attempt, CALL, "before")

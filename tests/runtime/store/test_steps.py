@@ -5,7 +5,7 @@ import pytest
 
 from runtime.errors import StaleEpoch
 from runtime.store import events, sessions, standing, steps
-from runtime.store.values import Event, Segment
+from runtime.store.values import Event, Sampled, Segment
 from tests.runtime.store.conftest import checkpoint
 from workflows.contract import Progress
 from workflows.states import Event as Move
@@ -140,3 +140,45 @@ async def _force(db, session_id, state):
     await db.execute("ALTER TABLE sessions DISABLE TRIGGER guard_session_state")
     await db.execute("UPDATE sessions SET state = $2 WHERE session_id = $1", session_id, state)
     await db.execute("ALTER TABLE sessions ENABLE TRIGGER guard_session_state")
+
+
+async def test_the_last_tokens_become_durable_with_the_end_of_their_step(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    attempt = await story.begin(owner, 2)
+    await steps.append_tokens(db, owner, attempt, 0, [9], "a")
+    last = Sampled(1, [10, 11], "bc")
+    for _ in range(2):
+        await steps.complete(
+            db,
+            owner,
+            attempt,
+            segments=[Segment("scaffold", [2])],
+            output={"outcome": "final"},
+            checkpoint=checkpoint(6),
+            to=Move.REST,
+            last=last,
+        )
+    assert await steps.transcript(db, owner.session_id, 99) == [7, 1, 9, 10, 11, 2]
+    told = await story.events()
+    assert told[-4:] == ["model.delta", "step.completed", "checkpoint.created", "session.idle"]
+    assert (await sessions.get(db, owner.session_id)).spent["tokens"] == 3
+
+
+async def test_a_step_does_not_end_with_tokens_that_do_not_follow_its_durable_ones(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    attempt = await story.begin(owner, 2)
+    await steps.append_tokens(db, owner, attempt, 0, [9, 10], "ab")
+    told = await story.events()
+    with pytest.raises(StaleEpoch, match="other durable tokens"):
+        await steps.complete(
+            db,
+            owner,
+            attempt,
+            segments=[],
+            output={"outcome": "final"},
+            checkpoint=checkpoint(4),
+            last=Sampled(1, [11], "c"),
+        )
+    assert await story.events() == told
