@@ -52,7 +52,9 @@ TOOL: dict[str, Any] = {
     "command": [
         "sh",
         "-c",
-        f'umask 0; echo "$TENUTO_CALL_KEY" >> /mnt/outside/{MARKS}; echo x >> /work/seen; yes "the tide is in" | head -c 400',
+        # Another sandbox of the session may have another user: whoever comes may write.
+        f'umask 0; echo "$TENUTO_CALL_KEY" >> /mnt/outside/{MARKS}; echo x >> /work/seen;'
+        ' yes "the tide is in" | head -c 400',
     ],
     "effect": "sandboxed",
 }

@@ -232,6 +232,7 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
         "object": "session",
         "state": row["state"],
         "waiting_for": row["waiting_for"],
+        "ending": row["ending"],
         "model": config["model"],
         "system": config["system"],
         "tools": [shown(tool) for tool in config["tools"]],

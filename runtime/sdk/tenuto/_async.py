@@ -314,7 +314,7 @@ class AsyncSession:
 
     async def _ended(self, info: SessionInfo, wait: bool) -> SessionInfo:
         """The session once nothing of it is left, if that is to be waited for."""
-        if wait and info.state not in ("cancelled", "completed"):
+        if wait and info.ending and info.state not in ("cancelled", "completed"):
             async for _ in self.stream(info.last_event):
                 pass
             info = await self.info()

@@ -306,7 +306,7 @@ class Session:
 
     def _ended(self, info: SessionInfo, wait: bool) -> SessionInfo:
         """The session once nothing of it is left, if that is to be waited for."""
-        if wait and info.state not in ("cancelled", "completed"):
+        if wait and info.ending and info.state not in ("cancelled", "completed"):
             for _ in self.stream(info.last_event):
                 pass
             info = self.info()

@@ -34,6 +34,7 @@ class SessionInfo(_Open):
     tokens: int = 0
     last_event: int = 0
     waiting_for: str | None = None
+    ending: str | None = None  # cancelled or completed, from when that was asked for
     error: dict[str, Any] | None = None
 
 
