@@ -314,7 +314,8 @@ class AsyncSession:
 
     async def _ended(self, info: SessionInfo, wait: bool) -> SessionInfo:
         """The session once nothing of it is left, if that is to be waited for."""
-        if wait and info.ending and info.state not in ("cancelled", "completed"):
+        ends = info.ending is not None or info.state == "cancelling"
+        if wait and ends and info.state not in ("cancelled", "completed"):
             async for _ in self.stream(info.last_event):
                 pass
             info = await self.info()
