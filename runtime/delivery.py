@@ -33,10 +33,12 @@ RPC_TIMEOUT = timedelta(seconds=10)
 RECONCILE_EVERY_S = 2.0
 
 _UNCONSUMED = (
-    "SELECT m.session_id, m.message_id, m.options ->> 'on_busy' = 'interrupt' AS interrupt"
+    # One of each session: its workflow sees by it that there are more. Those that are held take them when they go on.
+    "SELECT DISTINCT ON (m.session_id) m.session_id, m.message_id, m.options ->> 'on_busy' = 'interrupt' AS interrupt"
     " FROM messages m JOIN sessions s USING (session_id)"
     " WHERE m.state = 'accepted' AND m.created_at < now() - interval '3 s' AND s.updated_at < now() - interval '3 s'"
-    " AND s.state NOT IN ('cancelling', 'cancelled', 'completed') ORDER BY m.seq LIMIT 200"
+    " AND s.state NOT IN ('paused', 'waiting', 'cancelling', 'cancelled', 'completed')"
+    " ORDER BY m.session_id, m.options ->> 'on_busy' = 'interrupt' DESC, m.seq LIMIT 1000"
 )
 _UNAPPLIED = (
     "SELECT c.session_id, c.command_id, c.verb FROM commands c JOIN sessions s USING (session_id)"

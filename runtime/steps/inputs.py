@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+from engine.tokens import ToolResult
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps import checkpoints
 from runtime.steps.compacting import reserve, warning
+from runtime.steps.fitting import fitted
 from runtime.steps.listing import catalog, ensure_listed
 from runtime.steps.services import Services
 from runtime.store import sessions, standing, steps
 from runtime.store.values import Segment
+from runtime.tools.outcome import as_text
 from sandbox import snapshots
 from workflows.contract import InputIn
 from workflows.states import Event as Move
+
+DID_NOT_END = "[the call did not end: the step failed]"
 
 
 async def take(s: Services, what: InputIn, execution: str) -> bool:
@@ -34,9 +40,9 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
         return True
     message_id, content, options = message
     owner = s.owner(what.session_id, what.epoch)
-    segments = [Segment("message", s.chat.user(content))]
+    segments = [*await _unanswered(s, what), Segment("message", s.chat.user(content))]
     context = s.engine.card.context_length
-    if before and await _may_make_room(s, config, what.session_id, len(before) + len(segments[0].token_ids)):
+    if before and await _may_make_room(s, config, what.session_id, len(before) + _size(segments)):
         return False
     attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
     if attempt.done is not None or attempt.held:
@@ -71,6 +77,36 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
             notes=warning(context, len(before), len(after)),
         )
     return True
+
+
+def _size(segments: Sequence[Segment]) -> int:
+    return sum(len(segment.token_ids) for segment in segments)
+
+
+async def _unanswered(s: Services, what: InputIn) -> list[Segment]:
+    """Results for the calls of a think whose tool step failed: what the ledger knows, and that the rest did not end.
+    A template that finds a call without a result would refuse every later request."""
+    row = await s.db.fetchrow(
+        "SELECT step_no, kind, output FROM steps WHERE session_id = $1 AND step_no < $2 AND live"
+        " AND state = 'completed' AND kind IN ('input', 'think', 'tool') ORDER BY step_no DESC LIMIT 1",
+        what.session_id,
+        what.step_no,
+    )
+    if row is None or row["kind"] != "think" or row["output"].get("outcome") != "tools":
+        return []
+    rows = await s.db.fetch(
+        "SELECT call_no, result, output FROM tool_calls WHERE session_id = $1 AND step_no > $2 AND status = 'settled'"
+        " ORDER BY step_no",
+        what.session_id,
+        row["step_no"],
+    )
+    settled = {one["call_no"]: as_text(one["result"], one["output"] or b"") for one in rows}
+    calls = [*enumerate(row["output"]["calls"])] or [(0, {"name": "none"})]
+    results = [
+        ToolResult(f"call_{row['step_no']}_{no}", call["name"], settled.get(no, DID_NOT_END)) for no, call in calls
+    ]
+    room = s.engine.card.context_length // 8
+    return [Segment("tool", fitted(s.chat, results, room))]
 
 
 async def _may_make_room(s: Services, config: SessionConfig, session_id: str, tokens: int) -> bool:

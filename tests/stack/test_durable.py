@@ -161,7 +161,8 @@ async def test_a_budget_that_is_used_up_waits_and_goes_on_with_the_next_token(cl
         await one.cancel()
 
 
-async def test_a_failed_session_is_retried_at_the_step_that_failed(client, stack):
+async def failed_in_its_tool(client, stack) -> tenuto.AsyncSession:
+    """A session whose tool step failed, since its snapshots were away."""
     blobs = stack.settings.blobs_dir
     session = await client.sessions.create(tools=[NOTE], files={"a.txt": "a"}, limits=LONG)
     hidden = blobs.with_name("blobs-away")
@@ -169,20 +170,34 @@ async def test_a_failed_session_is_retried_at_the_step_that_failed(client, stack
     await seen(session, "step.completed")
     blobs.rename(hidden)
     try:
-        failed = await seen(session, "session.failed")
+        assert (await seen(session, "session.failed")).data["message"]
     finally:
         if blobs.exists():
             for path in sorted(blobs.rglob("*"), reverse=True):
                 path.unlink() if path.is_file() else path.rmdir()
             blobs.rmdir()
         hidden.rename(blobs)
-    assert failed.data["message"]
+    return session
+
+
+async def test_a_failed_session_is_retried_at_the_step_that_failed(client, stack):
+    session = await failed_in_its_tool(client, stack)
     await session.retry()
     await session.until("idle")
     steps = await session.steps()
     assert [step["kind"] for step in steps] == ["input", "think", "tool", "think"]
     assert (steps[0]["attempts"], steps[1]["attempts"], steps[2]["attempts"] > 1) == (1, 1, True)
     assert await notes(session) == 1
+    await session.cancel()
+
+
+async def test_a_call_whose_step_failed_has_a_result_before_the_next_message(client, stack):
+    session = await failed_in_its_tool(client, stack)
+    turn = await session.run("Say yes.", tool_choice="none")
+    assert turn.outcome in ("final", "incomplete")
+    page = await client.get(f"/v1/sessions/{session.id}/transcript")
+    kinds = [segment["kind"] for segment in page["data"] if segment["step"] == 4]
+    assert kinds == ["tool", "message"]
     await session.cancel()
 
 
