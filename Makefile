@@ -21,7 +21,7 @@ up: setup
 test: setup
 	$(BIN)/tenuto model pull smollm2-135m-instruct
 	$(BIN)/tenuto model pull qwen2.5-coder-0.5b-instruct
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .
@@ -41,7 +41,7 @@ bench: setup
 soak: setup
 	$(BIN)/python -m bench.crowd --seconds 300
 	$(BIN)/python -m pytest tests/engine/test_schedules.py --hypothesis-profile=soak --timeout=3600
-	$(BIN)/python -m pytest tests/engine -m soak --timeout=3600
+	$(BIN)/python -m pytest tests -m soak --timeout=3600
 	$(BIN)/python -m bench.resume --seeds 20
 	$(BIN)/python -m bench.faults --kills 300
 	$(BIN)/python -m bench.endurance --steps 1000

@@ -10,10 +10,12 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from runtime.embedded import PostgresServer, TemporalServer
 from runtime.migrate import migrate
@@ -21,16 +23,20 @@ from runtime.settings import Settings
 from runtime.store import Database
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For runs in several processes: what shares a stack stays together and comes first, since it waits the most; of
-    the rest each file stays in one process."""
-    if not config.pluginmanager.hasplugin("dsession") and "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    for item in items:
-        folder = item.path.parent.relative_to(config.rootpath / "tests")
-        shared = folder.parts[:1] == ("stack",)
-        item.add_marker(pytest.mark.xdist_group("stack" if shared else str(item.path)))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != ("stack",))  # type: ignore[union-attr]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The stack's tests come first: they wait the most, and the others fill the time beside them."""
+    items.sort(key=lambda item: "stack" not in item.path.parts)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """For runs in several processes: what shares a stack stays together, of the rest each file."""
+    return _ByFixtures(config, log)
+
+
+class _ByFixtures(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "tests/stack" if file.startswith("tests/stack/") else file
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,7 @@ async def test_a_sandbox_that_is_created_while_the_reaper_asks_what_is_live_is_l
     found = await driver.found()
     young = await driver.create(SandboxSpec("young", "session", "tenant", 1, LIMITS))
     assert await driver.reap([], found) == ["lost"]
-    assert not is_gone(young.pid, young.start)
+    assert host_module.start_time(young.pid) == young.start
     assert await driver.found() == ["young"]
 
 

@@ -237,7 +237,7 @@ async def test_a_fork_in_the_middle_of_a_turn_pauses_until_it_is_resumed(client)
         await one.cancel()
 
 
-@pytest.mark.parametrize("policy", ["drop_tool_output", "summarise"])
+@pytest.mark.parametrize("policy", ["drop_tool_output", pytest.param("summarise", marks=pytest.mark.soak)])
 async def test_a_context_that_fills_up_is_compacted_and_the_compaction_can_be_rewound(client, policy):
     big = {**NOTE, "name": "big", "command": ["sh", "-c", "yes tide and ferry and harbour | head -c 15000"]}
     session = await client.sessions.create(tools=[big], limits={"max_think_tokens": 60}, context_policy=policy)
@@ -319,6 +319,7 @@ async def test_cancelling_a_session_cancels_the_one_that_is_its_tool(client):
     assert (await child.until("cancelled")).state == "cancelled"
 
 
+@pytest.mark.soak
 async def test_a_context_in_which_nothing_can_give_way_fails_in_a_sentence_and_not_for_ever(client):
     session = await client.sessions.create(limits={"max_think_tokens": 8}, context_policy="drop_tool_output")
     await session.run("tide " * 7600)

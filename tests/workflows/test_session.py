@@ -277,6 +277,7 @@ async def test_a_step_whose_answer_was_lost_with_its_node_is_not_done_again(runn
     await end(handle)
 
 
+@pytest.mark.soak
 async def test_a_step_that_is_lost_again_and_again_is_refused_and_not_tried_for_ever(running):
     house = House(rounds=0)
     house.lose = {2: [ErrorType.SANDBOX_LOST] * 1000}
