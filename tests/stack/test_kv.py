@@ -45,7 +45,7 @@ async def test_the_policy_copies_when_a_tool_starts_and_the_log_says_why(client,
     rows = await settled(client, session.id, "store")
     stored = next(row for row in rows if row["action"] == "store")
     assert (stored["reason"], stored["place"], stored["step"]) == ("tool_started", "host", 3)
-    assert stored["tokens"] > 200
+    assert stored["tokens"] > 0  # what was not written behind while the think decoded
     assert stored["realised_s"] > 0
     status, text = await command(stack, "explain", session.id)
     assert status == 0
