@@ -14,6 +14,7 @@ from runtime.steps import closing, compacting, inputs, interrupting, placing, th
 from runtime.steps.errors import told_to_the_workflow
 from runtime.steps.services import Services
 from runtime.store import commands, sessions, standing
+from runtime.store.standing import Standing
 from workflows import contract
 from workflows.contract import (
     ApplyIn,
@@ -57,22 +58,21 @@ class Steps:
     @told_to_the_workflow
     async def take_input(self, what: InputIn) -> StepOut:
         async with heartbeats():
-            fits = await inputs.take(self._services, what, execution())
-            return StepOut(replace(await self._progress(what.session_id), full=not fits))
+            taken = await inputs.take(self._services, what, execution())
+            progress = await self._progress(what.session_id, taken.standing)
+            return StepOut(progress if taken.fits else replace(progress, full=True))
 
     @activity.defn(name=contract.THINK)
     @told_to_the_workflow
     async def think(self, what: ThinkIn) -> StepOut:
         async with heartbeats():
-            await thinking.think(self._services, what, execution())
-            return StepOut(await self._progress(what.session_id))
+            return await self._out(what, await thinking.think(self._services, what, execution()))
 
     @activity.defn(name=contract.RUN_TOOLS)
     @told_to_the_workflow
     async def run_tools(self, what: StepIn) -> StepOut:
         async with heartbeats():
-            await tooling.run_tools(self._services, what, execution())
-            return StepOut(await self._progress(what.session_id))
+            return await self._out(what, await tooling.run_tools(self._services, what, execution()))
 
     @activity.defn(name=contract.COMPACT)
     @told_to_the_workflow
@@ -107,10 +107,16 @@ class Steps:
         async with heartbeats():
             await closing.finish(self._services, what)
 
-    async def _progress(self, session_id: str) -> Progress:
+    async def _out(self, what: StepIn | ThinkIn, ended: Standing | None) -> StepOut:
+        return StepOut(await self._progress(what.session_id, ended))
+
+    async def _progress(self, session_id: str, ended: Standing | None = None) -> Progress:
+        """`ended`: as a step left it that has just ended; else the record is asked."""
         s = self._services
-        found, tokens, config = await standing.standing(s.db, session_id)
-        return replace(found, full=compacting.is_full(s.engine.card.context_length, config, tokens, found))
+        at = ended or await standing.standing(s.db, session_id)
+        return replace(
+            at.progress, full=compacting.is_full(s.engine.card.context_length, at.config, at.tokens, at.progress)
+        )
 
 
 def execution() -> str:

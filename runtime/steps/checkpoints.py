@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.steps.services import Services
+from engine import ModelCard
 from runtime.store.database import Database
 from runtime.store.values import Checkpoint
 
@@ -35,33 +35,22 @@ async def base(db: Database, session_id: str) -> Base:
     return Base(*at, named)
 
 
-async def make(s: Services, session_id: str, token_ids: Sequence[int], workspace_root: str) -> Checkpoint:
-    """A checkpoint over the whole transcript `token_ids`, of a step that computed nothing: the last think's tail."""
-    _, tail = await last(s.db, session_id)
-    return carried(s, token_ids, workspace_root, tail)
+def carried(card: ModelCard, token_ids: Sequence[int], workspace_root: str, tail: bytes | None) -> Checkpoint:
+    """A checkpoint over the whole transcript, of a step that computed nothing. `tail`: that of the last think."""
+    return _checkpoint(card, token_ids, workspace_root, tail, ())
 
 
-def carried(s: Services, token_ids: Sequence[int], workspace_root: str, tail: bytes | None) -> Checkpoint:
-    """The same, where the last think's tail is known."""
-    return _checkpoint(s, token_ids, workspace_root, tail, ())
-
-
-def after_think(s: Services, token_ids: Sequence[int], base: Base, pages: Sequence[str]) -> Checkpoint:
+def after_think(card: ModelCard, token_ids: Sequence[int], base: Base, pages: Sequence[str]) -> Checkpoint:
     """A checkpoint over the whole transcript. `pages`: keys (hex) of the session's pages now."""
     keys = [bytes.fromhex(key) for key in pages]
     new = [key for key in keys if key not in base.named]
-    return _checkpoint(s, token_ids, base.workspace_root, keys[-1] if keys else base.tail, new)
+    return _checkpoint(card, token_ids, base.workspace_root, keys[-1] if keys else base.tail, new)
 
 
 def _checkpoint(
-    s: Services, token_ids: Sequence[int], root: str, tail: bytes | None, new: Sequence[bytes]
+    card: ModelCard, token_ids: Sequence[int], root: str, tail: bytes | None, new: Sequence[bytes]
 ) -> Checkpoint:
-    return Checkpoint(len(token_ids), digest(token_ids), s.engine.card.fingerprint, tail, new, root)
-
-
-async def workspace_root(s: Services, session_id: str) -> str:
-    """The workspace of the last completed step; an empty one before the first."""
-    return (await last(s.db, session_id))[0]
+    return Checkpoint(len(token_ids), digest(token_ids), card.fingerprint, tail, new, root)
 
 
 async def last(db: Database, session_id: str) -> tuple[str, bytes | None]:

@@ -94,7 +94,7 @@ async def _complete(
     tokens = [token for _, _, ids in before for token in ids]
     after = [*tokens[: compacted.start], *(t for segment in compacted.segments for t in segment.token_ids)]
     about = {"policy": policy, "from": len(tokens), "to": len(after), "kept": compacted.start}
-    root = await checkpoints.workspace_root(s, owner.session_id)
+    root, tail = await checkpoints.last(s.db, owner.session_id)
     await steps.complete(
         s.db,
         owner,
@@ -107,7 +107,7 @@ async def _complete(
             "after": {"kind": at.kind, "outcome": at.outcome},
             **about,
         },
-        checkpoint=await checkpoints.make(s, owner.session_id, after, root),
+        checkpoint=checkpoints.carried(s.engine.card, after, root, tail),
         notes=[Event("context.compacted", about)],
         token_start=compacted.start,
         sampled=compacted.sampled,

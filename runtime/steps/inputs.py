@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from engine.tokens import ToolResult
 from runtime.config import SessionConfig
@@ -12,8 +13,10 @@ from runtime.steps import checkpoints
 from runtime.steps.compacting import reserve, warning
 from runtime.steps.fitting import fitted
 from runtime.steps.listing import catalog, ensure_listed
+from runtime.steps.recent import Past, past
 from runtime.steps.services import Services
 from runtime.store import sessions, standing, steps
+from runtime.store.standing import Standing
 from runtime.store.values import Segment
 from runtime.tools.outcome import as_text
 from sandbox import snapshots
@@ -23,30 +26,37 @@ from workflows.states import Event as Move
 DID_NOT_END = "[the call did not end: the step failed]"
 
 
-async def take(s: Services, what: InputIn, execution: str) -> bool:
+class Taken(NamedTuple):
+    """`fits`: False where the session's policy can make room first; `standing`: where the session stands then, None
+    where that is for the record to say."""
+
+    fits: bool
+    standing: Standing | None = None
+
+
+async def take(s: Services, what: InputIn, execution: str) -> Taken:
     """Take the oldest message that waits; none is no step. `what.message_id` only said that there is one.
 
-    False: it does not fit, and the session's policy can make room first. Raises InvalidRequest if the transcript would
-    not fit into the model's context even so.
+    Raises InvalidRequest if the transcript would not fit into the model's context, and no room can be made.
     """
-    session, message, before, (root, tail) = await asyncio.gather(
+    session, message, behind = await asyncio.gather(
         sessions.get(s.db, what.session_id),
         sessions.message_to_take(s.db, what.session_id, what.step_no),
-        steps.transcript(s.db, what.session_id, what.step_no),
-        checkpoints.last(s.db, what.session_id),
+        past(s.db, s.recent, what),
     )
+    before = behind.tokens
     config = SessionConfig.model_validate(session.config)
     if message is None:
-        return True
+        return Taken(True)
     message_id, content, options = message
     owner = s.owner(what.session_id, what.epoch)
-    segments = [*await _unanswered(s, what), Segment("message", s.chat.user(content))]
+    segments = [*await _unanswered(s, what, behind), Segment("message", s.chat.user(content))]
     context = s.engine.card.context_length
     if before and await _may_make_room(s, config, what.session_id, len(before) + _size(segments)):
-        return False
+        return Taken(False)
     attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
     if attempt.done is not None or attempt.held:
-        return True
+        return Taken(True)
     if not before:
         await ensure_listed(s, owner, attempt, config)
         tools, _ = await catalog(s, what.session_id, config)
@@ -59,10 +69,11 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
             code="context_length_exceeded",
         )
     async with s.blob_lock:
-        root = root or await asyncio.to_thread(
+        root = behind.base.workspace_root or await asyncio.to_thread(
             snapshots.seed, {name: text.encode() for name, text in config.files.items()}, s.blobs
         )
-        await steps.complete(
+        checkpoint = checkpoints.carried(s.engine.card, after, root, behind.base.tail)
+        ended = await steps.complete(
             s.db,
             owner,
             attempt,
@@ -73,27 +84,30 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
                 "tokens": len(after) - len(before),
                 "options": options,
             },
-            checkpoint=checkpoints.carried(s, after, root, tail),
+            checkpoint=checkpoint,
             notes=warning(context, len(before), len(after)),
         )
-    return True
+    if ended.mine:
+        s.recent.keep(owner.session_id, owner.epoch, what.step_no, behind.after(checkpoint, after))
+    return Taken(True, ended.standing)
 
 
 def _size(segments: Sequence[Segment]) -> int:
     return sum(len(segment.token_ids) for segment in segments)
 
 
-async def _unanswered(s: Services, what: InputIn) -> list[Segment]:
+async def _unanswered(s: Services, what: InputIn, behind: Past) -> list[Segment]:
     """Results for the calls of a think whose tool step failed: what the ledger knows, and that the rest did not end.
     A template that finds a call without a result would refuse every later request."""
+    if behind.said is None or behind.said.get("outcome") != "tools":
+        return []
     row = await s.db.fetchrow(
-        "SELECT step_no, kind, output FROM steps WHERE session_id = $1 AND step_no < $2 AND live"
+        "SELECT step_no, output FROM steps WHERE session_id = $1 AND step_no < $2 AND live"
         " AND state = 'completed' AND kind IN ('input', 'think', 'tool') ORDER BY step_no DESC LIMIT 1",
         what.session_id,
         what.step_no,
     )
-    if row is None or row["kind"] != "think" or row["output"].get("outcome") != "tools":
-        return []
+    assert row is not None, "it said so"
     rows = await s.db.fetch(
         "SELECT call_no, result, output FROM tool_calls WHERE session_id = $1 AND step_no > $2 AND status = 'settled'"
         " ORDER BY step_no",

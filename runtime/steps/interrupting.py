@@ -9,7 +9,8 @@ from runtime.config import SessionConfig
 from runtime.steps import thinking, tooling
 from runtime.steps.services import Services
 from runtime.store import branches, sessions, standing, steps
-from runtime.store.sessions import end_running_step, locked
+from runtime.store.held import locked
+from runtime.store.sessions import end_running_step
 from runtime.store.values import Event, Owner
 from workflows.contract import Progress, StepIn
 from workflows.policies import Next, next_action

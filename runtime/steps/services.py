@@ -11,6 +11,7 @@ from runtime.engines import EngineLink
 from runtime.steps.blob_lock import BlobLock
 from runtime.steps.coming_back import ComingBack
 from runtime.steps.leaving import Leaving
+from runtime.steps.recent import Recent
 from runtime.store import Database, Owner
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Driver, Volume
@@ -33,6 +34,7 @@ class Services:
     shares: bool = False  # there is a store from which other nodes can take pages
     leaving: Leaving = field(default_factory=Leaving)
     coming_back: ComingBack = field(default_factory=ComingBack)
+    recent: Recent = field(default_factory=Recent)
 
     def owner(self, session_id: str, epoch: int) -> Owner:
         return Owner(session_id, epoch, self.node_id, self.boot)

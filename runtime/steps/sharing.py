@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 async def share_at_rest(s: Services, session_id: str, epoch: int) -> None:
     """After a think that no tool follows; where one does, the pause of its tool shares once the pages have moved."""
+    if not s.shares:
+        return
     progress = await s.db.run(lambda connection: standing.progress(connection, session_id))
     if progress.kind == "think" and progress.outcome != "tools":
         await share(s, session_id, epoch)

@@ -19,8 +19,10 @@ from runtime.steps import checkpoints
 from runtime.steps.compacting import warning
 from runtime.steps.listing import catalog
 from runtime.steps.reading import Reading, read
+from runtime.steps.recent import Past, past
 from runtime.steps.services import Services
 from runtime.store import budgets, events, fleet, steps
+from runtime.store.standing import Standing
 from runtime.store.values import Attempt, Event, Owner, Sampled, Segment
 from runtime.tools.catalog import Catalog
 from workflows.contract import StepIn, ThinkIn
@@ -30,34 +32,31 @@ FLUSH_EVERY_S = 0.04
 CHOICES = ("auto", "none", "required")  # anything else is a tool's name
 
 
-async def think(s: Services, what: ThinkIn, execution: str) -> None:
+async def think(s: Services, what: ThinkIn, execution: str) -> Standing | None:
+    """Where the session stands after it; None where that is for the record to say."""
     owner = s.owner(what.session_id, what.epoch)
     opening = Segment("scaffold", s.chat.assistant_open())
-    attempt, before, known = await asyncio.gather(
+    attempt, behind = await asyncio.gather(
         steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening),
-        steps.transcript(s.db, what.session_id, what.step_no),  # steps before this one have ended, and stay as they are
-        _known_before(s, what.session_id),
+        past(s.db, s.recent, what),
     )
     if attempt.done is not None or attempt.held:
-        return
+        return None
     config = SessionConfig.model_validate(attempt.session.config)
     tools, _ = await catalog(s, what.session_id, config)
-    base = asyncio.create_task(checkpoints.base(s.db, what.session_id))  # read while the engine works
     try:
         end = _End(list(attempt.model_tokens))
         if not _ended(s, end.sampled, config):
-            prompt = [*before, *opening.token_ids]
-            end = await _generate(s, owner, attempt, config, tools, what.tool_choice, prompt, end.sampled, known)
+            prompt = [*behind.tokens, *opening.token_ids]
+            end = await _generate(s, owner, attempt, config, tools, what.tool_choice, prompt, end.sampled, behind.known)
         if not _ended(s, end.whole, config) and budgets.left(attempt.session, "tokens") is not None:
             await _keep(s, owner, attempt, end)
             if await steps.hold_for_budget(s.db, owner, attempt):
-                return  # it goes on after its last durable token, once there is more
-        await _complete(s, owner, attempt, before, end, _read(s, tools, end.whole, what), await base)
+                return None  # it goes on after its last durable token, once there is more
+        return await _complete(s, owner, attempt, behind, end, _read(s, tools, end.whole, what))
     except asyncio.CancelledError:
         await asyncio.shield(steps.abandon(s.db, owner, attempt, "cancelled", "the think was cancelled"))
         raise
-    finally:
-        base.cancel()
 
 
 @dataclass
@@ -103,10 +102,10 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
         return True
     if not attempt.model_tokens:
         return False
-    before = await steps.transcript(s.db, what.session_id, what.step_no)
+    behind = await past(s.db, s.recent, what)
     end = _End(attempt.model_tokens, finish={"finish_reason": "interrupted", "resumed": True})
     reading = Reading("interrupted", s.chat.parse_assistant(end.sampled).text)
-    await _complete(s, owner, attempt, before, end, reading, await checkpoints.base(s.db, what.session_id))
+    await _complete(s, owner, attempt, behind, end, reading)
     return True
 
 
@@ -246,24 +245,10 @@ def _sources(prefill: Prefill | Resumed) -> list[Event]:
     return notes
 
 
-async def _known_before(s: Services, session_id: str) -> int:
-    """How many tokens of the transcript had their KV once: as many as the engine held after the last think. Of a think
-    that is resumed, all but the last token had."""
-    row = await s.db.fetchrow(
-        "SELECT CASE WHEN kind = 'think' THEN (output ->> 'kv_tokens')::int ELSE token_start END AS tokens FROM steps"
-        " WHERE session_id = $1 AND kind IN ('think', 'compaction') AND state = 'completed' AND live"
-        " ORDER BY step_no DESC LIMIT 1",
-        session_id,
-    )
-    return int(row["tokens"]) if row else 0
-
-
-async def _complete(
-    s: Services, owner: Owner, attempt: Attempt, before: list[int], end: _End, reading: Reading, base: checkpoints.Base
-) -> None:
+async def _complete(s: Services, owner: Owner, attempt: Attempt, behind: Past, end: _End, reading: Reading) -> Standing:
     whole = end.whole
     closing = s.chat.assistant_close(ended=bool(whole) and whole[-1] in s.engine.card.eos_token_ids)
-    after = [*before, *s.chat.assistant_open(), *whole, *closing]
+    after = [*behind.tokens, *s.chat.assistant_open(), *whole, *closing]
     if end.kv_keys is None:
         state = await (await s.engine.client()).kv_state(owner.session_id)
         end.kv_tokens, end.kv_keys = state.tokens, state.keys
@@ -278,18 +263,24 @@ async def _complete(
         **end.finish,
     }
     told = "corrected" if reading.complaint else reading.outcome
-    await steps.complete(
+    checkpoint = checkpoints.after_think(s.engine.card, after, behind.base, end.kv_keys)
+    ended = await steps.complete(
         s.db,
         owner,
         attempt,
         segments=[Segment("scaffold", closing)],
         output=output,
-        checkpoint=checkpoints.after_think(s, after, base, end.kv_keys),
+        checkpoint=checkpoint,
         notes=[
             Event("message.completed", {"text": reading.text, "outcome": told}),
             *([Event("session.interrupted")] if reading.outcome == "interrupted" else []),
-            *warning(s.engine.card.context_length, len(before), len(after)),
+            *warning(s.engine.card.context_length, len(behind.tokens), len(after)),
         ],
         to=None if reading.outcome == "tools" else Move.REST,
         last=_last(s, end),
     )
+    if ended.mine:
+        s.recent.keep(
+            owner.session_id, owner.epoch, attempt.step_no, behind.after(checkpoint, after, end.kv_tokens, output)
+        )
+    return ended.standing

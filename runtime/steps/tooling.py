@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from engine.tokens import ToolResult
 from runtime.config import SessionConfig
@@ -16,41 +15,45 @@ from runtime.steps.fitting import fitted
 from runtime.steps.gates import Held, approved
 from runtime.steps.listing import catalog
 from runtime.steps.pause import Wait, kv_pause
+from runtime.steps.recent import Past, past
 from runtime.steps.services import Services
 from runtime.store import ledger, steps
 from runtime.store.ledger import Call
+from runtime.store.standing import Standing
 from runtime.store.values import Attempt, Event, Owner, Segment
 from runtime.tools.catalog import Catalog
 from workflows.contract import StepIn
 from workflows.states import Event as Move
 
 
-async def run_tools(s: Services, what: StepIn, execution: str) -> None:
-    """Run the calls of the last think. Returns with the session waiting where an answer is missing first."""
+async def run_tools(s: Services, what: StepIn, execution: str) -> Standing | None:
+    """Run the calls of the last think. Returns with the session waiting where an answer is missing first.
+
+    Where the session stands then; None where that is for the record to say.
+    """
     owner = s.owner(what.session_id, what.epoch)
-    attempt, before, (root, tail), asked = await asyncio.gather(
+    attempt, behind = await asyncio.gather(
         steps.begin(s.db, owner, what.step_no, "tool", Move.RUN_TOOL, token=execution),
-        steps.transcript(s.db, what.session_id, what.step_no),  # steps before this one have ended, and stay as they are
-        checkpoints.last(s.db, what.session_id),
-        _asked(s, what),
+        past(s.db, s.recent, what),
     )
     if attempt.done is not None or attempt.held:
-        return
+        return None
     config = SessionConfig.model_validate(attempt.session.config)
     tools, listings = await catalog(s, what.session_id, config)
-    calls, complaint = calls_of(asked, tools)
+    calls, complaint = calls_of(behind, tools)
+    root = behind.base.workspace_root
     if complaint:
         answer = [ToolResult(f"call_{what.step_no}_0", "none", complaint)]
-        await complete_tools(s, owner, attempt, config, before, answer, root, tail, outcome="corrected")
-        return
+        return await complete_tools(s, owner, attempt, config, behind, answer, root, outcome="corrected")
     with contextlib.suppress(Held):
-        refused = await approved(s, owner, attempt, config, calls, before)
+        refused = await approved(s, owner, attempt, config, calls, behind.tokens)
         async with (
-            kv_pause(s, owner, attempt, config.kv.on_tool, _wait(tools, calls), before),
-            Step(s, owner, attempt, config, before, tools, listings) as step,
+            kv_pause(s, owner, attempt, config.kv.on_tool, _wait(tools, calls), behind.tokens),
+            Step(s, owner, attempt, config, behind.tokens, tools, listings) as step,
         ):
             results, root = await run_calls(step, calls, root, refused)
-        await complete_tools(s, owner, attempt, config, before, results, root, tail, outcome="settled")
+        return await complete_tools(s, owner, attempt, config, behind, results, root, outcome="settled")
+    return None
 
 
 async def complete_tools(
@@ -58,30 +61,35 @@ async def complete_tools(
     owner: Owner,
     attempt: Attempt,
     config: SessionConfig,
-    before: Sequence[int],
+    behind: Past,
     results: Sequence[ToolResult],
     root: str,
-    tail: bytes | None,
     *,
     outcome: str,
-) -> None:
+) -> Standing:
     """End the step: what the model reads of its calls, and the workspace after them."""
     context = s.engine.card.context_length
     answer = min(config.limits.max_think_tokens, context // 8)  # kept free for what the model says to it
-    tokens = fitted(s.chat, results, context - len(before) - answer)
-    await steps.complete(
+    before = len(behind.tokens)
+    tokens = fitted(s.chat, results, context - before - answer)
+    after = [*behind.tokens, *tokens]
+    checkpoint = checkpoints.carried(s.engine.card, after, root, behind.base.tail)
+    ended = await steps.complete(
         s.db,
         owner,
         attempt,
         segments=[Segment("tool", tokens)],
         output={"outcome": outcome, "calls": len(results), "tokens": len(tokens)},
-        checkpoint=checkpoints.carried(s, [*before, *tokens], root, tail),
+        checkpoint=checkpoint,
         notes=[
-            *warning(context, len(before), len(before) + len(tokens)),
+            *warning(context, before, len(after)),
             *([Event("session.interrupted")] if outcome == "interrupted" else []),
         ],
         to=Move.REST if outcome == "interrupted" else None,
     )
+    if ended.mine:
+        s.recent.keep(owner.session_id, owner.epoch, attempt.step_no, behind.after(checkpoint, after))
+    return ended.standing
 
 
 def _wait(tools: Catalog, calls: Sequence[Call]) -> Wait:
@@ -93,21 +101,10 @@ def _wait(tools: Catalog, calls: Sequence[Call]) -> Wait:
     return Wait("+".join(dict.fromkeys(call.name for call in calls))[:200], sum(longest) or None)
 
 
-async def _asked(s: Services, what: StepIn) -> Mapping[str, Any]:
-    """What the last think said."""
-    row = await s.db.fetchrow(
-        "SELECT output FROM steps WHERE session_id = $1 AND step_no < $2 AND live AND kind = 'think'"
-        " AND state = 'completed' ORDER BY step_no DESC LIMIT 1",
-        what.session_id,
-        what.step_no,
-    )
-    assert row is not None, "a tool step follows its think"
-    found: Mapping[str, Any] = row["output"]
-    return found
-
-
-def calls_of(said: Mapping[str, Any], tools: Catalog) -> tuple[list[Call], str]:
+def calls_of(behind: Past, tools: Catalog) -> tuple[list[Call], str]:
     """The calls of a think, or what is to be said to it instead of their results."""
+    said = behind.said
+    assert said is not None, "a tool step follows its think"
     calls = [
         Call(i, call["name"], call["arguments"], known.effect if (known := tools.get(call["name"])) else "pure")
         for i, call in enumerate(said["calls"])
@@ -120,12 +117,12 @@ async def interrupt_tools(s: Services, owner: Owner, config: SessionConfig, what
     attempt = await steps.begin(s.db, owner, what.step_no, "tool", None, token=execution, stopping=True)
     if attempt.done is not None:
         return
-    before = await steps.transcript(s.db, what.session_id, what.step_no)
-    root, tail = await checkpoints.last(s.db, what.session_id)
+    behind = await past(s.db, s.recent, what)
+    root = behind.base.workspace_root
     tools, listings = await catalog(s, what.session_id, config)
     results = []
-    async with Step(s, owner, attempt, config, before, tools, listings) as step:
-        calls, complaint = calls_of(await _asked(s, what), tools)
+    async with Step(s, owner, attempt, config, behind.tokens, tools, listings) as step:
+        calls, complaint = calls_of(behind, tools)
         if complaint:
             results.append(ToolResult(f"call_{what.step_no}_0", "none", complaint))
         for call in calls:
@@ -134,4 +131,4 @@ async def interrupt_tools(s: Services, owner: Owner, config: SessionConfig, what
                 claim = await interrupt_call(step, call, claim)
             root = claim.snapshot_after or root
             results.append(told(attempt, call, claim))
-    await complete_tools(s, owner, attempt, config, before, results, root, tail, outcome="interrupted")
+    await complete_tools(s, owner, attempt, config, behind, results, root, outcome="interrupted")

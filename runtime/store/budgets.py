@@ -17,6 +17,11 @@ MEASURES = ("tokens", "steps", "wall_s", "tool_s")
 WARN_AT = 0.8
 
 
+def limits(session: Session) -> bool:
+    """Whether there is any."""
+    return any(limit_of(session, measure) is not None for measure in MEASURES)
+
+
 def limit_of(session: Session, measure: str) -> float | None:
     value = session.budget.get(measure)
     return None if value is None else float(value)
@@ -48,32 +53,25 @@ def newly_near(session: Session, spent: Mapping[str, float]) -> list[Event]:
     return near
 
 
-def near_after(session: Session, *, tokens: int = 0, steps: int = 0, tool_ms: int = 0) -> list[Event]:
+def near_after(session: Session, *, tokens: int = 0, steps: int = 0) -> list[Event]:
     """Warnings that using so much more calls for."""
     spent = {
         **session.spent,
         "tokens": session.spent["tokens"] + tokens,
         "steps": session.spent["steps"] + steps,
-        "tool_s": session.spent["tool_s"] + tool_ms / 1000,
     }
     return newly_near(session, spent)
 
 
-async def spend(
-    connection: asyncpg.Connection, session: Session, *, tokens: int = 0, steps: int = 0, tool_ms: int = 0
-) -> None:
-    """Count what was used, and warn where a wall comes near. The session's row is locked."""
-    near = near_after(session, tokens=tokens, steps=steps, tool_ms=tool_ms)
-    await connection.execute(
-        "UPDATE sessions SET spent_tokens = spent_tokens + $2, spent_steps = spent_steps + $3, tool_ms = tool_ms + $4,"
-        " warned = warned || $5::text[] WHERE session_id = $1",
-        session.session_id,
-        tokens,
-        steps,
-        tool_ms,
-        [event.data["measure"] for event in near],
-    )
+async def warn(connection: asyncpg.Connection, session: Session) -> None:
+    """Warn where a wall has come near. The session's row is locked."""
+    near = newly_near(session, session.spent)
     if near:
+        await connection.execute(
+            "UPDATE sessions SET warned = warned || $2::text[] WHERE session_id = $1",
+            session.session_id,
+            [event.data["measure"] for event in near],
+        )
         await events.append(connection, session.session_id, near)
 
 

@@ -15,7 +15,8 @@ import asyncpg
 from runtime.errors import Conflict, InvalidRequest, NotFound
 from runtime.store import branches, budgets, events, questions
 from runtime.store.database import Database
-from runtime.store.sessions import locked_at_any_epoch, set_state
+from runtime.store.held import locked_at_any_epoch
+from runtime.store.sessions import set_state
 from runtime.store.standing import way_back
 from runtime.store.values import Event, Session
 from workflows.states import TERMINAL, IllegalTransition, State

@@ -13,10 +13,38 @@ import asyncpg
 from runtime.errors import StaleEpoch, TenutoError
 from runtime.store import budgets, events
 from runtime.store.database import Database
-from runtime.store.sessions import locked
+from runtime.store.held import HELD, locked
 from runtime.store.values import Attempt, Event, Owner
+from runtime.store.whole import WRITTEN, Source, columns
 
 LEASE_S = 30
+
+# A new call, and one that ends, each in one statement (see `whole`). $1 is the session, $2 the epoch, $3 the step.
+_CLAIM = f"""
+WITH {HELD.format(condition="true")}, made AS (
+    INSERT INTO tool_calls (session_id, step_no, call_no, tenant_id, name, arguments, argument_digest, effect,
+        fence, owner, lease_until, snapshot_before, runs, sandbox_id, started_at)
+    SELECT $1, $3, $4, held.tenant_id, $5, $6, $7, $8, $2, $9, now() + make_interval(secs => $10), $11,
+        CASE WHEN $12::text IS NULL THEN 0 ELSE 1 END, $12, CASE WHEN $12::text IS NOT NULL THEN now() END
+    FROM held ON CONFLICT DO NOTHING RETURNING true
+), place AS (
+    UPDATE sessions se SET next_pos = next_pos + cardinality($14::text[]), updated_at = now()
+    FROM made WHERE se.session_id = $1 RETURNING se.next_pos, se.tenant_id
+), {WRITTEN.format(types="$14::text[]", data="$15::jsonb[]", attempt_no="$13")}
+SELECT pg_notify($16, $1) FROM place
+"""
+_SETTLE = f"""
+WITH {HELD.format(condition="true")}, ended AS (
+    UPDATE tool_calls t SET status = 'settled', result = $5, output = $6, snapshot_after = $7, settled_at = now()
+    FROM held WHERE t.session_id = $1 AND t.step_no = $3 AND t.call_no = $4 AND t.fence = $2 AND t.status <> 'settled'
+    RETURNING (extract(epoch FROM coalesce(now() - t.started_at, '0')) * 1000)::bigint AS tool_ms
+), place AS (
+    UPDATE sessions se SET next_pos = next_pos + cardinality($10::text[]), updated_at = now(),
+        tool_ms = se.tool_ms + CASE WHEN $8 THEN ended.tool_ms ELSE 0 END
+    FROM ended WHERE se.session_id = $1 RETURNING se.next_pos, se.tenant_id
+), {WRITTEN.format(types="$10::text[]", data="$11::jsonb[]", attempt_no="$9")}
+SELECT pg_notify($12, $1) FROM place
+"""
 
 
 @dataclass(frozen=True)
@@ -59,34 +87,37 @@ async def claim(
     `run_in`: the sandbox in which a new call is to run at once; its first run is recorded too, as by `note_run`.
     """
     place = (owner.session_id, attempt.step_no, call.call_no)
+    told = [_requested(call), *([_started(call, 1)] if run_in is not None else [])]
+
+    async def made(source: Source) -> bool:
+        return (
+            await source.fetchrow(
+                _CLAIM,
+                owner.session_id,
+                owner.epoch,
+                attempt.step_no,
+                call.call_no,
+                call.name,
+                dict(call.arguments),
+                call.digest,
+                call.effect,
+                owner.node_boot,
+                LEASE_S,
+                snapshot_before,
+                run_in,
+                attempt.attempt_no,
+                *columns(told),
+                events.CHANNEL,
+            )
+            is not None
+        )
+
+    new = Claim(None, b"", snapshot_before, None, 0 if run_in is None else 1, run_in, begins=run_in is not None)
 
     async def work(connection: asyncpg.Connection) -> Claim:
-        session = await locked(connection, owner.session_id, owner.epoch)
-        made = await connection.fetchval(
-            "INSERT INTO tool_calls (session_id, step_no, call_no, tenant_id, name, arguments, argument_digest, effect,"
-            " fence, owner, lease_until, snapshot_before, runs, sandbox_id, started_at)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, now() + make_interval(secs => $11), $12,"
-            " CASE WHEN $13::text IS NULL THEN 0 ELSE 1 END, $13, CASE WHEN $13::text IS NOT NULL THEN now() END)"
-            " ON CONFLICT DO NOTHING RETURNING true",
-            *place,
-            session.tenant_id,
-            call.name,
-            dict(call.arguments),
-            call.digest,
-            call.effect,
-            owner.epoch,
-            owner.node_boot,
-            LEASE_S,
-            snapshot_before,
-            run_in,
-        )
-        if made:
-            told = [_requested(call), *([_started(call, 1)] if run_in is not None else [])]
-            await events.append(
-                connection, owner.session_id, told, step_no=attempt.step_no, attempt_no=attempt.attempt_no
-            )
-            runs = 0 if run_in is None else 1
-            return Claim(None, b"", snapshot_before, None, runs, run_in, begins=run_in is not None)
+        await locked(connection, owner.session_id, owner.epoch)
+        if await made(connection):
+            return new
         row = await connection.fetchrow(
             "SELECT * FROM tool_calls WHERE session_id = $1 AND step_no = $2 AND call_no = $3 FOR UPDATE",
             *place,
@@ -111,7 +142,7 @@ async def claim(
             row["sandbox_id"],
         )
 
-    return await db.run(work)
+    return new if await made(db) else await db.run(work)
 
 
 def _requested(call: Call) -> Event:
@@ -159,33 +190,33 @@ async def settle(
 ) -> None:
     """Record the outcome. A repeat is a no-op; an older owner is refused (StaleEpoch)."""
 
-    async def work(connection: asyncpg.Connection) -> None:
-        session = await locked(connection, owner.session_id, owner.epoch)
-        moved = await connection.fetchrow(
-            "UPDATE tool_calls SET status = 'settled', result = $5, output = $6, snapshot_after = $7,"
-            " settled_at = now() WHERE session_id = $1 AND step_no = $2 AND call_no = $3 AND fence = $4"
-            " AND status <> 'settled'"
-            " RETURNING (extract(epoch FROM coalesce(now() - started_at, '0')) * 1000)::bigint AS tool_ms",
-            owner.session_id,
-            attempt.step_no,
-            call.call_no,
-            owner.epoch,
-            dict(result),
-            output,
-            snapshot_after,
-        )
-        if moved:
-            if "told" not in result:  # what a person said afterwards took no tool's time
-                await budgets.spend(connection, session, tool_ms=moved["tool_ms"])
-            preview = output[:2000].decode("utf-8", "replace")
-            settled = Event("tool.settled", {"call": call.call_no, "name": call.name, **result, "preview": preview})
-            await events.append(
-                connection,
+    preview = output[:2000].decode("utf-8", "replace")
+    settled = Event("tool.settled", {"call": call.call_no, "name": call.name, **result, "preview": preview})
+    took_time = "told" not in result  # what a person said afterwards took no tool's time
+
+    async def moved(source: Source) -> bool:
+        return (
+            await source.fetchrow(
+                _SETTLE,
                 owner.session_id,
-                [settled],
-                step_no=attempt.step_no,
-                attempt_no=attempt.attempt_no,
+                owner.epoch,
+                attempt.step_no,
+                call.call_no,
+                dict(result),
+                output,
+                snapshot_after,
+                took_time,
+                attempt.attempt_no,
+                *columns([settled]),
+                events.CHANNEL,
             )
+            is not None
+        )
+
+    async def work(connection: asyncpg.Connection) -> None:
+        await locked(connection, owner.session_id, owner.epoch)
+        if await moved(connection):
+            await budgets.warn(connection, await locked(connection, owner.session_id, owner.epoch))
             return
         status = await connection.fetchval(
             "SELECT status FROM tool_calls WHERE session_id = $1 AND step_no = $2 AND call_no = $3",
@@ -196,4 +227,5 @@ async def settle(
         if status != "settled":
             raise StaleEpoch(f"call {call.call_no} of step {attempt.step_no} was claimed by a newer owner")
 
-    await db.run(work)
+    if budgets.limits(attempt.session) or not await moved(db):
+        await db.run(work)

@@ -9,7 +9,7 @@ import asyncpg
 
 from runtime.store import events
 from runtime.store.database import Database
-from runtime.store.sessions import locked
+from runtime.store.held import locked
 from runtime.store.values import Event, Owner
 
 

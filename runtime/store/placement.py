@@ -19,7 +19,8 @@ from runtime.errors import NotFound, Unavailable
 from runtime.store import events
 from runtime.store.database import Database
 from runtime.store.fleet import NODE_ALIVE_S
-from runtime.store.sessions import locked, move
+from runtime.store.held import locked
+from runtime.store.sessions import move
 from runtime.store.values import Event
 from workflows.states import Event as Move
 from workflows.states import State

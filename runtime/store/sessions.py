@@ -8,9 +8,10 @@ from typing import Any
 
 import asyncpg
 
-from runtime.errors import Conflict, NotFound, StaleEpoch
+from runtime.errors import Conflict, NotFound
 from runtime.store import domains, events
 from runtime.store.database import Database
+from runtime.store.held import COLUMNS, SOURCE, locked, session_of
 from runtime.store.values import Event, Session
 from workflows.states import TERMINAL, State, transition
 from workflows.states import Event as Move
@@ -230,24 +231,10 @@ async def _refuse_commands(connection: asyncpg.Connection, session_id: str) -> N
 
 
 async def get(db: Database, session_id: str) -> Session:
-    row = await db.fetchrow(_SELECT, session_id)
+    row = await db.fetchrow(f"SELECT {COLUMNS} {SOURCE}", session_id)
     if row is None:
         raise NotFound(f"there is no session {session_id}")
-    return _session(row)
-
-
-async def locked(connection: asyncpg.Connection, session_id: str, epoch: int) -> Session:
-    """The session's row, locked, if it is still held at `epoch`. Raises StaleEpoch."""
-    row = await connection.fetchrow(_SELECT + " FOR UPDATE OF s", session_id)
-    if row is None or row["epoch"] != epoch:
-        raise StaleEpoch(f"session {session_id} is no longer held at epoch {epoch}")
-    return _session(row)
-
-
-async def locked_at_any_epoch(connection: asyncpg.Connection, session_id: str) -> Session | None:
-    """The session's row, locked, for what only the workflow may do, of which there is one."""
-    row = await connection.fetchrow(_SELECT + " FOR UPDATE OF s", session_id)
-    return None if row is None else _session(row)
+    return session_of(row)
 
 
 async def move(connection: asyncpg.Connection, session: Session, event: Move) -> None:
@@ -287,37 +274,6 @@ async def has_ended(db: Database, session_id: str) -> bool:
     """Whether nothing will happen to the session any more."""
     row = await db.fetchrow("SELECT state FROM sessions WHERE session_id = $1", session_id)
     return row is None or row["state"] in TERMINAL
-
-
-_SELECT = (
-    "SELECT s.session_id, s.tenant_id, s.state, s.waiting_for, s.config, s.seed, s.epoch, s.budget, s.warned,"
-    " s.spent_tokens, s.spent_steps, s.tool_ms, s.busy_ms + CASE WHEN s.state IN ('provisioning', 'thinking',"
-    " 'tool_running') THEN extract(epoch FROM clock_timestamp() - s.state_since) * 1000 ELSE 0 END AS busy_ms,"
-    " coalesce(d.salt, t.salt) AS salt"
-    " FROM sessions s JOIN tenants t USING (tenant_id) LEFT JOIN kv_domains d ON d.domain_id = s.kv_domain"
-    " WHERE s.session_id = $1"
-)
-
-
-def _session(row: asyncpg.Record) -> Session:
-    return Session(
-        row["session_id"],
-        row["tenant_id"],
-        row["state"],
-        row["config"],
-        row["seed"],
-        row["epoch"],
-        row["salt"],
-        row["waiting_for"],
-        {**row["config"].get("budget", {}), **(row["budget"] or {})},
-        {
-            "tokens": row["spent_tokens"],
-            "steps": row["spent_steps"],
-            "tool_s": row["tool_ms"] / 1000,
-            "wall_s": float(row["busy_ms"]) / 1000,
-        },
-        row["warned"],
-    )
 
 
 async def set_state(

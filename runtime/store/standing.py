@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -12,44 +13,67 @@ from workflows.policies import Next, next_action
 from workflows.states import Event as Move
 from workflows.states import State
 
-_SQL = """
+# The message that the session is about, and what its user asked for with it. $1 is the session.
+ENTRY = """
+(SELECT s.step_no, coalesce(s.output -> 'options', m.options) AS options FROM steps s LEFT JOIN messages m
+    USING (message_id) WHERE s.session_id = $1 AND s.live AND s.kind = 'input' AND s.state = 'completed'
+    ORDER BY s.step_no DESC LIMIT 1)
+"""
+SINCE_ENTRY = """
+(SELECT count(*) FROM steps WHERE session_id = $1 AND live AND state = 'completed' AND kind = 'tool'
+    AND step_no > coalesce(entry.step_no, 0) AND output ->> 'outcome' <> 'corrected') AS rounds,
+(SELECT count(*) FROM steps WHERE session_id = $1 AND live AND state = 'completed' AND kind = 'tool'
+    AND step_no > coalesce(entry.step_no, 0) AND output ->> 'outcome' = 'corrected') AS corrections
+"""
+_SQL = f"""
 SELECT se.state AS session_state, se.waiting_for, se.config,
-    (SELECT token_count FROM checkpoints
-        WHERE session_id = se.session_id ORDER BY step_no DESC LIMIT 1) AS tokens,
-    last.step_no, last.kind, last.state, last.output,
-    entry.options, entry.step_no AS entry_no,
-    (SELECT count(*) FROM steps WHERE session_id = se.session_id AND live AND state = 'completed'
-        AND kind = 'tool' AND step_no > coalesce(entry.step_no, 0) AND output ->> 'outcome' <> 'corrected') AS rounds,
-    (SELECT count(*) FROM steps WHERE session_id = se.session_id AND live AND state = 'completed'
-        AND kind = 'tool' AND step_no > coalesce(entry.step_no, 0) AND output ->> 'outcome' = 'corrected')
-        AS corrections,
-    (SELECT extract(epoch FROM min(expires_at)) FROM questions
-        WHERE session_id = se.session_id AND state = 'open') AS hold_until,
-    (SELECT count(*) FROM messages WHERE session_id = se.session_id AND state = 'accepted') AS unread
+    (SELECT token_count FROM checkpoints WHERE session_id = $1 ORDER BY step_no DESC LIMIT 1) AS tokens,
+    last.step_no, last.kind, last.state, last.output, entry.options,
+    {SINCE_ENTRY},
+    (SELECT extract(epoch FROM min(expires_at)) FROM questions WHERE session_id = $1 AND state = 'open') AS hold_until,
+    (SELECT count(*) FROM messages WHERE session_id = $1 AND state = 'accepted') AS unread
 FROM sessions se
 LEFT JOIN LATERAL (SELECT step_no, kind, state, output FROM steps
-    WHERE session_id = se.session_id AND state <> 'running' ORDER BY step_no DESC LIMIT 1) last ON true
-LEFT JOIN LATERAL (SELECT s.step_no, coalesce(s.output -> 'options', m.options) AS options
-    FROM steps s LEFT JOIN messages m USING (message_id) WHERE s.session_id = se.session_id AND s.live
-    AND s.kind = 'input' AND s.state = 'completed' ORDER BY s.step_no DESC LIMIT 1) entry ON true
+    WHERE session_id = $1 AND state <> 'running' ORDER BY step_no DESC LIMIT 1) last ON true
+LEFT JOIN LATERAL {ENTRY} entry ON true
 WHERE se.session_id = $1
 """
 
 
+class Standing(NamedTuple):
+    """`tokens`: the length of the transcript; `config`: the session's."""
+
+    progress: Progress
+    tokens: int
+    config: Mapping[str, Any]
+
+
 async def progress(connection: asyncpg.Connection, session_id: str) -> Progress:
     """Read from the last step that ended, on the branch that the session is on."""
-    return (await standing(connection, session_id))[0]
+    return (await standing(connection, session_id)).progress
 
 
-async def standing(source: asyncpg.Connection | Database, session_id: str) -> tuple[Progress, int, dict[str, Any]]:
-    """The progress, the length of the transcript in tokens, and the session's configuration."""
+async def standing(source: asyncpg.Connection | Database, session_id: str) -> Standing:
     row = await source.fetchrow(_SQL, session_id)
     if row is None:
-        return Progress(), 0, {}
-    return _progress(row), row["tokens"] or 0, row["config"]
+        return Standing(Progress(), 0, {})
+    return Standing(_progress(row), row["tokens"] or 0, row["config"])
 
 
-def _progress(row: asyncpg.Record) -> Progress:
+def after(
+    row: asyncpg.Record, step_no: int, output: Mapping[str, Any], tokens: int, config: Mapping[str, Any]
+) -> Standing:
+    """Where the record stands with the end of a step. `row`: the step's kind, and what was to be read before it, of a
+    session that nothing holds up."""
+    known = {**row, "waiting_for": None, "hold_until": None, "step_no": step_no, "state": "completed", "output": output}
+    if row["kind"] == "input":
+        known |= {"options": output.get("options"), "rounds": 0, "corrections": 0}
+    elif row["kind"] == "tool":
+        known["corrections" if output.get("outcome") == "corrected" else "rounds"] += 1
+    return Standing(_progress(known), tokens, config)
+
+
+def _progress(row: Mapping[str, Any]) -> Progress:
     kind, outcome = _ended_as(row)
     options: dict[str, Any] = row["options"] or {}
     hold = _hold(row)
@@ -68,7 +92,7 @@ def _progress(row: asyncpg.Record) -> Progress:
     )
 
 
-def _ended_as(row: asyncpg.Record) -> tuple[str, str]:
+def _ended_as(row: Mapping[str, Any]) -> tuple[str, str]:
     """Kind and outcome of the last step; of one that moves nothing on, those of the step that it came after."""
     if row["step_no"] is None:
         return "", ""
@@ -80,7 +104,7 @@ def _ended_as(row: asyncpg.Record) -> tuple[str, str]:
     return row["kind"], output.get("outcome", "")
 
 
-def _hold(row: asyncpg.Record) -> str:
+def _hold(row: Mapping[str, Any]) -> str:
     if row["session_state"] == State.WAITING:
         return str(row["waiting_for"])
     return str(row["session_state"]) if row["session_state"] in (State.PAUSED, State.FAILED) else ""

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
 from runtime.errors import StaleEpoch
-from runtime.store import budgets, children, events, questions, whole
+from runtime.store import budgets, children, events, questions, standing, whole
 from runtime.store.database import Database
+from runtime.store.held import locked
 from runtime.store.questions import Asked
-from runtime.store.sessions import after_move, locked, move, void_questions
+from runtime.store.sessions import after_move, move, void_questions
+from runtime.store.standing import Standing
 from runtime.store.values import Attempt, Checkpoint, Event, Owner, Sampled, Segment, Session
 from workflows.states import Event as Move
-from workflows.states import IllegalTransition, State
+from workflows.states import IllegalTransition, State, moves
 
 # A message is taken, and room is made for it, whatever is left of the budget: a turn that has begun can be ended.
 _ASKING = frozenset({"think", "tool"})
+_BUSY = (State.PROVISIONING, State.IDLE, State.THINKING, State.TOOL_RUNNING)
+
+
+class Ended(NamedTuple):
+    """`mine`: this call ended the step, not one before it."""
+
+    standing: Standing
+    mine: bool
 
 
 async def begin(
@@ -44,25 +55,28 @@ async def begin(
     if message_id is not None:
         about["message_id"] = message_id
 
+    new = functools.partial(
+        whole.begin,
+        owner=owner,
+        step_no=step_no,
+        kind=kind,
+        token=token,
+        message_id=message_id,
+        opening=opening,
+        started=Event("step.started", about),
+    )
+
+    def begun(session: Session, start: int) -> Attempt:
+        return Attempt(session, step_no, 1, start, (opening,) if opening else (), None)
+
     async def work(connection: asyncpg.Connection) -> Attempt:
         session = await locked(connection, owner.session_id, owner.epoch)
         if (state := _state_of_new(session, kind, to)) is not None:
-            start = await whole.begin(
-                connection,
-                owner,
-                session,
-                step_no,
-                kind,
-                state=state,
-                token=token,
-                message_id=message_id,
-                opening=opening,
-                started=Event("step.started", about),
-            )
-            if start is not None:
+            found = await new(connection, state=state, states=None)
+            if found is not None:
                 if kind == "input":  # a step that failed is left behind now
                     await children.end_left_behind(connection, owner.session_id)
-                return Attempt(session, step_no, 1, start, (opening,) if opening else (), None)
+                return begun(*found)
         return await usual(connection, session)
 
     async def usual(connection: asyncpg.Connection, session: Session) -> Attempt:
@@ -97,7 +111,20 @@ async def begin(
             await events.append(connection, owner.session_id, [event], step_no=step_no, attempt_no=attempt_no)
         return Attempt(session, step_no, attempt_no, step["token_start"], durable, None)
 
+    if to is not None and not stopping:
+        target, states = _ways(to)
+        found = await new(db, state=target, states=states)
+        if found is not None:
+            return begun(*found)
     return await db.run(work)
+
+
+@functools.cache
+def _ways(to: Move) -> tuple[State, Sequence[State]]:
+    """Where a move leads, and from where a session that nothing holds up may make it. All of a step's moves lead to one
+    state, wherever they begin."""
+    leads = {Move.THINK: State.THINKING, Move.RUN_TOOL: State.TOOL_RUNNING, Move.REST: State.IDLE}[to]
+    return leads, tuple(state for state in _BUSY if state == leads or (state, leads) in moves())
 
 
 def _state_of_new(session: Session, kind: str, to: Move | None) -> State | None:
@@ -189,16 +216,21 @@ async def append_tokens(
 
     Already there: a no-op. Not the next ones: StaleEpoch, since another attempt is writing.
     """
+    delta = Sampled(offset, token_ids, text).event
 
-    async def work(connection: asyncpg.Connection) -> None:
+    async def work(connection: asyncpg.Connection) -> int:
         session = await locked(connection, owner.session_id, owner.epoch)
-        durable = await whole.append(
-            connection, session, attempt, offset, token_ids, Sampled(offset, token_ids, text).event
-        )
-        if durable != offset and durable < offset + len(token_ids):
-            raise StaleEpoch(f"step {attempt.step_no} has {durable} durable tokens, not {offset}")
+        held = await whole.append(connection, session, attempt, offset, token_ids, delta)
+        assert held is not None
+        return held
 
-    await db.run(work)
+    durable = None
+    if not budgets.limits(attempt.session):
+        durable = await whole.append(db, attempt.session, attempt, offset, token_ids, delta)
+    if durable is None:
+        durable = await db.run(work)
+    if durable != offset and durable < offset + len(token_ids):
+        raise StaleEpoch(f"step {attempt.step_no} has {durable} durable tokens, not {offset}")
 
 
 async def complete(
@@ -214,39 +246,44 @@ async def complete(
     token_start: int | None = None,
     sampled: int = 0,
     last: Sampled | None = None,
-) -> None:
+) -> Ended:
     """End a step: its last segments, its checkpoint and its events in one transaction. Repeated: a no-op.
 
     `token_start`: from where on a compaction replaces the transcript; `sampled`: tokens that the budget does not know
     of yet; `last`: sampled tokens that become durable with the end. Raises StaleEpoch, also where the step has other
     tokens than those before them, since another attempt is writing.
     """
-    start = attempt.token_start if token_start is None else token_start
     model = [Segment("model", last.token_ids)] if last else []
+    completed = Event("step.completed", {k: v for k, v in output.items() if k != "text"})
+    told = [*([last.event] if last else []), *notes, completed, _made(checkpoint)]
+    end = functools.partial(
+        whole.complete,
+        attempt=attempt,
+        segments=[*model, *segments],
+        output=output,
+        checkpoint=checkpoint,
+        start=attempt.token_start if token_start is None else token_start,
+        durable=last.offset if last else None,
+        tokens=sampled + (len(last.token_ids) if last else 0),
+        voids=to is Move.REST,
+    )
+    idle = [Event("session.idle")] if to is Move.REST else []
 
-    async def work(connection: asyncpg.Connection) -> None:
+    async def work(connection: asyncpg.Connection) -> Ended:
         session = await locked(connection, owner.session_id, owner.epoch)
-        moves = to is not None and session.state not in (State.CANCELLING, State.PAUSED)
-        completed = Event("step.completed", {k: v for k, v in output.items() if k != "text"})
-        idle = [Event("session.idle")] if moves and to is Move.REST else []
-        if await whole.complete(
-            connection,
-            session,
-            attempt,
-            segments=[*model, *segments],
-            output=output,
-            checkpoint=checkpoint,
-            start=start,
-            durable=last.offset if last else None,
-            tokens=sampled + (len(last.token_ids) if last else 0),
-            state=after_move(session, to) if moves and to is not None else State(session.state),
-            voids=to is Move.REST,
-            told=[*([last.event] if last else []), *notes, completed, _made(checkpoint), *idle],
-        ):
-            return
-        await _ensure_completed(connection, attempt)
+        moves_on = to is not None and session.state not in (State.CANCELLING, State.PAUSED)
+        state = after_move(session, to) if moves_on and to is not None else None
+        wrote = await end(connection, session, state=state, states=None, told=[*told, *(idle if moves_on else [])])
+        if wrote is None:
+            await _ensure_completed(connection, attempt)
+        return Ended(await standing.standing(connection, owner.session_id), wrote is not None)
 
-    await db.run(work)
+    if not budgets.limits(attempt.session):
+        target, states = (None, _BUSY) if to is None else _ways(to)
+        found = await end(db, attempt.session, state=target, states=states, told=[*told, *idle])
+        if found is not None:
+            return Ended(found, True)
+    return await db.run(work)
 
 
 def _made(checkpoint: Checkpoint) -> Event:

@@ -90,9 +90,9 @@ class Node:
         """A think that ends in these calls."""
         attempt = await steps.begin(self.db, owner, step, "think", Move.THINK, token=next(self.tokens))
         before = await steps.transcript(self.db, owner.session_id, step)
-        root = await checkpoints.workspace_root(self.services, owner.session_id)
+        root, tail = await checkpoints.last(self.services.db, owner.session_id)
         output = {"outcome": "tools", "calls": [{"name": name, "arguments": dict(given)} for name, given in calls]}
-        made = await checkpoints.make(self.services, owner.session_id, before, root)
+        made = checkpoints.carried(self.services.engine.card, before, root, tail)
         await steps.complete(self.db, owner, attempt, segments=[], output=output, checkpoint=made)
 
     async def run(self, owner: Owner, step: int = 3) -> None:
