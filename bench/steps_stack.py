@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from runtime import node, process, worker
     from runtime import up as stack
     from runtime.settings import Settings
-    from runtime.steps import Steps, calls, checkpoints, pause, thinking
+    from runtime.steps import Steps, calls, checkpoints, generating, pause
     from runtime.store import fleet, ledger, sessions, steps
     from workflows.contract import StepIn
 
@@ -77,7 +77,7 @@ _TIMED: tuple[tuple[Any, str, str], ...] = (
     (ledger, "claim", "claim tx"),
     (ledger, "note_run", "run tx"),
     (ledger, "settle", "settle tx"),
-    (thinking, "_generate", "engine and tokens"),
+    (generating.Generation, "take", "engine and tokens"),
     (calls, "open_box", "sandbox attach"),
     (calls, "run_inside", "tool"),
     (sandbox.Call, "result", "call in the sandbox"),

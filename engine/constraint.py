@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -13,6 +14,8 @@ from engine.errors import RequestError
 from engine.sampler import Allowed
 from engine.tokens import Tokenizer, load_tokenizer
 from engine.tokens.grammar import MAX_GRAMMAR_CHARS
+
+KEPT = 32  # grammars
 
 
 class Constraint:
@@ -42,12 +45,39 @@ class Constraints:
         self._vocab = vocab
         self._lock = Lock()
         self._trie: Any = None
+        self._compiled: OrderedDict[str, Any] = (
+            OrderedDict()
+        )  # as they begin; a session asks for the same at every think
 
     def build(self, grammar: str, replayed: Sequence[int] = ()) -> Constraint:
         """Compile a grammar and walk it over tokens generated before. Blocking; ~1 ms once the trie is built.
 
         Raises RequestError (bad_grammar) for a grammar that cannot be used or does not admit the replayed tokens.
         """
+        matcher = self._begun(grammar)
+        for index, token in enumerate(replayed):
+            if not matcher.consume_token(token):
+                raise RequestError("bad_grammar", f"replayed token {index} (id {token}) does not fit the grammar")
+        return Constraint(matcher, self._vocab)
+
+    def knows(self, grammar: str) -> bool:
+        """Whether `build` has nothing to compile."""
+        return grammar in self._compiled
+
+    def _begun(self, grammar: str) -> Any:
+        """A matcher of its own at the beginning of the grammar."""
+        with self._lock:
+            if (known := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+                return known.deep_copy()
+        matcher = self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = matcher.deep_copy()
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher
 
         if len(grammar) > MAX_GRAMMAR_CHARS:
@@ -58,10 +88,7 @@ class Constraints:
         if matcher.is_error():
             reason = matcher.get_error().split("\n", 1)[0][:300]
             raise RequestError("bad_grammar", f"this grammar cannot be used: {reason}")
-        for index, token in enumerate(replayed):
-            if not matcher.consume_token(token):
-                raise RequestError("bad_grammar", f"replayed token {index} (id {token}) does not fit the grammar")
-        return Constraint(matcher, self._vocab)
+        return matcher
 
     def _vocabulary(self) -> Any:
         with self._lock:

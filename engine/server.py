@@ -234,6 +234,8 @@ class EngineServer:
         if spec.grammar is None:
             return None
         replayed = spec.token_ids[len(spec.token_ids) - spec.replay :]
+        if not replayed and self._constraints.knows(spec.grammar):
+            return self._constraints.build(spec.grammar)
         handed_over = connection.preparing[spec.request_id] = asyncio.Event()
         try:
             return await asyncio.to_thread(self._constraints.build, spec.grammar, replayed)

@@ -7,6 +7,7 @@ dialect.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ MAX_GRAMMAR_CHARS = 262_144
 _MAX_DEPTH = 32
 _MAX_REPEAT = 4096
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_CHECKED = 64  # what was found usable lately; a session asks for the same tools at every think
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 Choice = str | Mapping[str, str]
@@ -53,6 +55,7 @@ def tool_grammar(tools: Sequence[ToolSpec], choice: Choice) -> str | None:
     return grammar
 
 
+@functools.lru_cache(maxsize=_CHECKED)
 def check_grammar(grammar: str) -> None:
     """Raise ToolSchemaError if the grammar cannot be compiled."""
     from llguidance import LLMatcher
@@ -124,6 +127,7 @@ def _closed(node: Any, depth: int) -> Any:
     return closed
 
 
+@functools.lru_cache(maxsize=_CHECKED)
 def _check_schema(name: str, schema: str) -> None:
     from llguidance import LLMatcher
 

@@ -88,7 +88,7 @@ async def take(s: Services, what: InputIn, execution: str) -> Taken:
             notes=warning(context, len(before), len(after)),
         )
     if ended.mine:
-        s.recent.keep(owner.session_id, owner.epoch, what.step_no, behind.after(checkpoint, after))
+        s.recent.keep(owner.session_id, owner.epoch, what.step_no, behind.after(attempt.session, checkpoint, after))
     return Taken(True, ended.standing)
 
 

@@ -33,8 +33,11 @@ _CALLABLE = re.compile(r"[a-zA-Z0-9_-]+")
 async def catalog(s: Services, session_id: str, config: SessionConfig) -> tuple[Catalog, Listings]:
     """The session's tools, with what its servers said that they offer."""
     known = (await listings.of(s.db, session_id) if config.servers else None) or NO_LISTINGS
-    leads_out = any(not volume.read_only for volume in s.volumes)
-    return Catalog(config, known, leads_out=leads_out), known
+    return catalog_of(s, config, known), known
+
+
+def catalog_of(s: Services, config: SessionConfig, known: Listings = NO_LISTINGS) -> Catalog:
+    return Catalog(config, known, leads_out=any(not volume.read_only for volume in s.volumes))
 
 
 async def ensure_listed(s: Services, owner: Owner, attempt: Attempt, config: SessionConfig) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from runtime.steps import checkpoints
 from runtime.store import steps
 from runtime.store.database import Database
-from runtime.store.values import Checkpoint
+from runtime.store.values import Checkpoint, Session
 from workflows.contract import InputIn, StepIn, ThinkIn
 
 KEPT = 256  # sessions
@@ -21,15 +21,18 @@ KEPT = 256  # sessions
 @dataclass(frozen=True)
 class Past:
     """`tokens`: the transcript; `base`: what its checkpoints say; `known`: how many of the tokens had their KV once;
-    `said`: the output of the think that came last, None where another kind of step did."""
+    `said`: the output of the think that came last, None where another kind of step did; `session`: as the step before
+    had it, None where that is not known."""
 
     tokens: Sequence[int]
     base: checkpoints.Base
     known: int
     said: Mapping[str, Any] | None = None
+    session: Session | None = None
 
     def after(
         self,
+        session: Session,
         checkpoint: Checkpoint,
         tokens: Sequence[int],
         known: int | None = None,
@@ -38,7 +41,7 @@ class Past:
         """With a step more, whose transcript and checkpoint are these."""
         named = self.base.named.union(checkpoint.kv_new) if checkpoint.kv_new else self.base.named
         base = checkpoints.Base(checkpoint.workspace_root, checkpoint.kv_tail, named)
-        return Past(tokens, base, self.known if known is None else known, said)
+        return Past(tokens, base, self.known if known is None else known, said, session)
 
 
 class Recent:

@@ -88,7 +88,7 @@ async def complete_tools(
         to=Move.REST if outcome == "interrupted" else None,
     )
     if ended.mine:
-        s.recent.keep(owner.session_id, owner.epoch, attempt.step_no, behind.after(checkpoint, after))
+        s.recent.keep(owner.session_id, owner.epoch, attempt.step_no, behind.after(attempt.session, checkpoint, after))
     return ended.standing
 
 

@@ -1,0 +1,187 @@
+"""The engine at work for one think, and what it samples made durable as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine import Done, Preempted, Prefill, Resumed, Sampling, Tokens
+from engine import Event as EngineEvent
+from engine.tokens import StreamDecoder, tool_grammar
+from runtime.config import SessionConfig
+from runtime.errors import InvalidRequest
+from runtime.steps.services import Services
+from runtime.store import budgets, events, fleet, steps
+from runtime.store.values import Attempt, Event, Owner, Session
+from runtime.tools.catalog import Catalog
+
+FLUSH_EVERY_S = 0.04
+CHOICES = ("auto", "none", "required")  # anything else is a tool's name
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a think wants of the engine. `prompt`: the transcript up to what is sampled; `sampled`: durable tokens of
+    the think itself; `known`: tokens of the prompt that once had their KV."""
+
+    session: Session
+    step_no: int
+    attempt_no: int
+    config: SessionConfig
+    tools: Catalog
+    tool_choice: str
+    prompt: list[int]
+    sampled: list[int]
+    known: int
+
+    def room(self, s: Services) -> int:
+        """Tokens that still fit into the context."""
+        return s.engine.card.context_length - len(self.prompt) - len(self.sampled)
+
+    def arguments(self, room: int) -> dict[str, Any]:
+        """Of `EngineClient.generate`."""
+        session, sampling, sampled = self.session, self.config.sampling, len(self.sampled)
+        within = budgets.left(session, "tokens")
+        choice = self.tool_choice if self.tool_choice in CHOICES else {"name": self.tool_choice}
+        return {
+            "request_id": f"{session.session_id}/{self.step_no}/{self.attempt_no}",
+            "session": session.session_id,
+            "epoch": session.epoch,
+            "token_ids": [*self.prompt, *self.sampled],
+            "max_tokens": min(
+                self.config.limits.max_think_tokens - sampled, room, room if within is None else int(within)
+            ),
+            "sampling": Sampling(sampling.temperature, sampling.top_k, sampling.top_p, session.seed),
+            "grammar": tool_grammar(self.tools.specs, choice),
+            "replay": sampled,
+            "salt": session.salt,
+            "known_tokens": len(self.prompt) + sampled - 1 if sampled else min(self.known, len(self.prompt)),
+        }
+
+
+@dataclass
+class End:
+    """What a think has sampled: `sampled` is durable, `rest` becomes so with the step's end. `kv_tokens` and `kv_keys`
+    are of the session's pages; None where the engine had nothing to do."""
+
+    sampled: list[int]
+    rest: list[int] = dataclasses.field(default_factory=list)
+    finish: dict[str, Any] = dataclasses.field(default_factory=lambda: {"finish_reason": "stop", "resumed": True})
+    kv_tokens: int = 0
+    kv_keys: Sequence[str] | None = None
+
+    @property
+    def whole(self) -> list[int]:
+        return [*self.sampled, *self.rest]
+
+
+class Generation:
+    """A generation that runs. Until `take` nothing of it is kept, so it may begin before its think has: computing
+    writes nothing, and whoever may not write is told so when the think begins."""
+
+    def __init__(self, s: Services, ask: Ask) -> None:
+        """Raises InvalidRequest where the context is full."""
+        room = ask.room(s)
+        if room <= 0:
+            raise InvalidRequest(
+                f"the context is full: {len(ask.prompt)} tokens of {s.engine.card.context_length}; start a new session",
+                code="context_length_exceeded",
+            )
+        self._s, self._ask = s, ask
+        self._received = _Received()
+        self._receiving = asyncio.create_task(self._receive(ask.arguments(room)))
+
+    async def _receive(self, arguments: dict[str, Any]) -> None:
+        await self._s.coming_back.asked(self._ask.session.session_id)
+        client = await self._s.engine.client()
+        await self._received.take(client.generate(**arguments))
+
+    async def stop(self) -> None:
+        """Whatever it does, it ends now. Idempotent."""
+        self._receiving.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self._receiving
+
+    async def take(self, owner: Owner, attempt: Attempt) -> End:
+        """Append what arrives, at most once per FLUSH_EVERY_S, until there is no more. What came with the end is left
+        to the step's end, which follows at once."""
+        received, receiving, sampled = self._received, self._receiving, list(self._ask.sampled)
+        receiving.add_done_callback(lambda _: received.changed.set())
+        decoder = StreamDecoder(self._s.tokenizer)
+        decoder.push(sampled)  # what was durable before has been shown
+        told = False
+        while (received.waiting and received.done is None) or not receiving.done():
+            await received.changed.wait()
+            received.changed.clear()
+            if not told and received.prefill is not None:
+                told = True
+                tenant, source = attempt.session.tenant_id, received.source()
+                await fleet.note_residency(self._s.db, owner.session_id, tenant, "device", source)
+            await self._tell(owner, attempt)
+            while received.waiting and received.done is None:
+                started = time.monotonic()
+                batch = received.waiting[:]
+                await steps.append_tokens(self._s.db, owner, attempt, len(sampled), batch, decoder.push(batch))
+                del received.waiting[: len(batch)]
+                sampled.extend(batch)
+                if not receiving.done():  # more will come, or the end, which nothing waits for
+                    await asyncio.wait([receiving], timeout=max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
+        await receiving
+        done = received.done
+        assert done is not None
+        finish = {name: value for name, value in dataclasses.asdict(done).items() if not name.startswith("kv_")}
+        finish["kv"] = received.source()
+        return End(sampled, received.waiting, finish, done.kv_tokens, done.kv_keys)
+
+    async def _tell(self, owner: Owner, attempt: Attempt) -> None:
+        notes, self._received.notes = self._received.notes, []
+        if notes:
+            await events.write(self._s.db, owner.session_id, notes, epoch=owner.epoch, step_no=attempt.step_no)
+
+
+class _Received:
+    """What the engine has sent and Postgres has not taken yet; the engine never waits for Postgres."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.prefill: Prefill | None = None
+        self.notes: list[Event] = []  # where the KV went and came from meanwhile
+        self.done: Done | None = None
+        self.changed = asyncio.Event()
+
+    async def take(self, generation: AsyncIterator[EngineEvent]) -> None:
+        try:
+            async for event in generation:
+                if isinstance(event, Tokens):
+                    self.waiting.extend(event.ids)
+                elif isinstance(event, Prefill):
+                    self.prefill = event
+                    self.notes += _sources(event)
+                elif isinstance(event, Preempted):
+                    self.notes.append(Event("kv.preempted", {"tokens": event.tokens, "pages": event.pages}))
+                elif isinstance(event, Resumed):
+                    self.notes += _sources(event)
+                else:
+                    self.done = event
+                self.changed.set()
+        finally:
+            self.changed.set()
+
+    def source(self) -> dict[str, int]:
+        return dataclasses.asdict(self.prefill) if self.prefill else {}
+
+
+def _sources(prefill: Prefill | Resumed) -> list[Event]:
+    """Where the session's KV came from: restored tokens equal never-evicted ones, recomputed ones are named."""
+    notes = []
+    places = {"host": prefill.host, "nvme": prefill.nvme, "shared": prefill.shared}
+    if restored := sum(places.values()):
+        notes.append(Event("kv.restored", {"tokens": restored, **places}))
+    if prefill.recomputed:
+        notes.append(Event("kv.recomputed", {"tokens": prefill.recomputed}))
+    return notes
