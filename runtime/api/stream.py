@@ -68,31 +68,33 @@ class Hub:
                 event.set()
 
 
-async def events_after(hub: Hub, db: Database, session_id: str, after: int) -> AsyncIterator[dict[str, Any] | None]:
-    """Every event after a position, in order, then new ones as they commit. None: nothing for a while."""
-    with hub.subscribed(session_id) as woken:  # before the first read, so that nothing falls between
+async def pages_after(hub: Hub, db: Database, session_id: str, after: int) -> AsyncIterator[list[dict[str, Any]]]:
+    """Every event after a position, in order, then new ones as they commit. An empty page: nothing for a while."""
+    with hub.subscribed(session_id) as woken:
         while True:
-            woken.clear()
+            woken.clear()  # before the read: whatever it does not see yet wakes
             page = await read(db, session_id, after, PAGE)
-            for event in page:
-                after = event["id"]
-                yield event
-                if event["type"] in LAST:
+            if page:
+                after = page[-1]["id"]
+                last = next((no for no, event in enumerate(page, 1) if event["type"] in LAST), None)
+                yield page[:last]
+                if last is not None:
                     return
-            if not page:
-                # Asked after the empty read, so one more read makes sure that nothing came in between.
-                if await has_ended(db, session_id) and not await read(db, session_id, after, 1):
-                    return
+            # Asked after the empty read, so one more read makes sure that nothing came in between.
+            elif await has_ended(db, session_id) and not await read(db, session_id, after, 1):
+                return
+            if len(page) < PAGE:
                 try:
                     await asyncio.wait_for(woken.wait(), POLL_S)
                 except TimeoutError:
-                    yield None
+                    yield []
 
 
 async def sse(hub: Hub, db: Database, session_id: str, after: int) -> AsyncIterator[str]:
     """Frames of the stream. Only events of the log carry an id, so that a cursor never skips one."""
-    async for event in events_after(hub, db, session_id, after):
-        if event is None:
-            yield KEEP_ALIVE
-        else:
-            yield f"id: {event['id']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n"
+    async for page in pages_after(hub, db, session_id, after):
+        yield "".join(_frame(event) for event in page) or KEEP_ALIVE
+
+
+def _frame(event: dict[str, Any]) -> str:
+    return f"id: {event['id']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n"

@@ -219,14 +219,13 @@ async def test_a_stream_comes_back_at_its_cursor_and_misses_and_repeats_nothing(
 async def test_events_that_commit_while_a_reader_waits_reach_it(app, db, client):
     session = await create(client)
     hub = app.state.hub
-    from runtime.api.stream import events_after
+    from runtime.api.stream import pages_after
 
     seen: list[int] = []
 
     async def read():
-        async for event in events_after(hub, db, session["id"], 0):
-            if event is not None:
-                seen.append(event["id"])
+        async for page in pages_after(hub, db, session["id"], 0):
+            seen.extend(event["id"] for event in page)
 
     reader = asyncio.create_task(read())
     for i in range(5):
