@@ -3,8 +3,10 @@
     python -m bench.steps --evidence DIR
 
 Overhead: a step's wall, from the moment that the workflow schedules it until the workflow has acted on its result, less
-the engine's own time or the call's own time in the sandbox; divided by the wall of an activity that does nothing, on
-the same node's queue, worker and server, in the same round. Steps and bare activities take turns.
+the engine's own time or the call's own time in the sandbox; divided by the wall of a bare activity on the same node's
+queue, worker and server, in the same round and in the step's place: it does nothing, or nothing but the engine's work,
+whose time is left out in the same way. Turns of steps and of bare activities take turns; both meet caches that a model
+has just been through.
 
 Parked: sessions that were created, answered one message of one token, and rest. Memory is what the processes grew by;
 each session is then woken by another message, two at a time. `--sabotage alter` makes the evidence look better than it

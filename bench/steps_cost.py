@@ -17,7 +17,8 @@ from runtime.demo.stack import Stack
 from runtime.store import Database
 from workflows.contract import SESSIONS_QUEUE, workflow_id
 
-TURN_STEPS = 4  # input, think, tool, think
+THINK_TOKENS = 24
+TURN = (0, THINK_TOKENS, 0, THINK_TOKENS)  # tokens that its steps sample: input, think, tool, think
 TOOL = {
     "name": "look",
     "description": "Look.",
@@ -28,7 +29,7 @@ TOOL = {
 SPEC: dict[str, Any] = {
     "system": "Use the tool, then say one word.",
     "tools": [TOOL],
-    "limits": {"max_think_tokens": 24},
+    "limits": {"max_think_tokens": THINK_TOKENS},
     "sampling": {"temperature": 0.0},
     "seed": 1,
 }
@@ -45,9 +46,12 @@ async def cost(stack: Stack, client: tenuto.AsyncClient, spans: Path, rounds: in
     for number in range(-_WARM, rounds):
         kept, bare_id = [], f"bare-{number}"
         await temporal.execute_workflow(
-            BareWorkflow.run, args=[row["queue"], TURN_STEPS], id=bare_id, task_queue=SESSIONS_QUEUE
+            BareWorkflow.run, args=[row["queue"], TURN], id=bare_id, task_queue=SESSIONS_QUEUE
         )
-        kept += [{"kind": "bare", "round": number, **_walls(one)} for one in await activities(temporal, bare_id)]
+        kept += [
+            {"kind": "bare", "round": number, "place": place, "engine_s": one.result, **_walls(one)}
+            for place, one in enumerate(await activities(temporal, bare_id))
+        ]
         kept += await _turn(stack, client, temporal, number)
         lines += kept if number >= 0 else []
     return [*lines, *_spans(spans, lines)]
@@ -64,11 +68,12 @@ async def _turn(stack: Stack, client: tenuto.AsyncClient, temporal: Client, numb
     took = (await activities(temporal, workflow_id(session.id)))[first:]
     own = {step["id"]: step["output"] for step in await session.steps()}
     lines: list[Line] = [{"kind": "cpu", "round": number, "steps": len(took), "seconds": spent}]
-    for one in took:
+    for place, one in enumerate(took):
         output = own[one.argument["step_no"]]
         engine_s = (output.get("prefill_ms", 0.0) + output.get("decode_ms", 0.0)) / 1e3
         about = {"workflow": workflow_id(session.id), "activity": one.activity_id}
-        lines.append({"kind": "step", "round": number, "step": one.name, "engine_s": engine_s, **about, **_walls(one)})
+        where = {"kind": "step", "round": number, "place": place, "step": one.name}
+        lines.append({**where, "engine_s": engine_s, **about, **_walls(one)})
     await session.cancel()
     return lines
 

@@ -22,7 +22,9 @@ def figures(lines: Sequence[Line], sealed: bool = True) -> dict[str, Any]:
         "overhead_ratio": overhead_ratio(lines),
         "overhead_cpu_ms": _round(sum(cpu_ms(lines).values()), 2) if only(lines, "cpu") else None,
         "overhead_ms": {name: _median_ms(ones) for name, ones in _by_step(lines).items()},
-        "bare_ms": _median_ms([_wall(line) for line in only(lines, "bare")]),
+        "overhead_ratio_by_step": {name: _round(statistics.median(ones), 2) for name, ones in _ratios(lines).items()},
+        "bare_ms": _median_ms([_beside(line, {}) for line in only(lines, "bare")]),
+        "bare_idle_ms": _median_ms([_wall(line) for line in only(lines, "bare") if not line["engine_s"]]),
         "cpu_ms": {name: _round(value, 2) for name, value in cpu_ms(lines).items()},
         "parked": parked,
         "ram_kb_per_parked": _kb_per_parked(lines),
@@ -55,17 +57,21 @@ def misses(figure: dict[str, Any]) -> list[str]:
 
 
 def overhead_ratio(lines: Sequence[Line]) -> float | None:
-    """Median over pairs of a step's wall beside model and tool, over a bare activity's wall in the same round."""
-    inside = _inside(lines)
-    bare: dict[int, list[float]] = {}
-    for line in only(lines, "bare"):
-        bare.setdefault(line["round"], []).append(_wall(line))
-    ratios = []
-    for line in only(lines, "step"):
-        others = bare.get(line["round"])
-        if others:
-            ratios.append(_beside(line, inside) / statistics.median(others))
+    """Median over pairs of a step's wall beside model and tool, over that of the bare activity in its place."""
+    ratios = [ratio for ones in _ratios(lines).values() for ratio in ones]
     return _round(statistics.median(ratios), 2) if ratios else None
+
+
+def _ratios(lines: Sequence[Line]) -> dict[str, list[float]]:
+    """By step: its wall beside model and tool over its bare activity's beside the engine's work, of the same round."""
+    inside = _inside(lines)
+    bare = {(line["round"], line["place"]): _beside(line, {}) for line in only(lines, "bare")}
+    found: dict[str, list[float]] = {}
+    for line in only(lines, "step"):
+        other = bare.get((line["round"], line["place"]))
+        if other:
+            found.setdefault(line["step"], []).append(_beside(line, inside) / other)
+    return found
 
 
 def _by_step(lines: Sequence[Line]) -> dict[str, list[float]]:
@@ -78,7 +84,8 @@ def _by_step(lines: Sequence[Line]) -> dict[str, list[float]]:
 
 def _beside(line: Line, inside: dict[tuple[str, str], float]) -> float:
     """Seconds of a step that neither the engine nor the sandbox's call took."""
-    return _wall(line) - float(line["engine_s"]) - inside.get((line["workflow"], line["activity"]), 0.0)
+    key = (str(line.get("workflow")), str(line.get("activity")))
+    return _wall(line) - float(line["engine_s"]) - inside.get(key, 0.0)
 
 
 def _wall(line: Line) -> float:
@@ -149,6 +156,8 @@ def _round(value: float, digits: int) -> float:
 def report(figure: dict[str, Any]) -> list[str]:
     """The figures as a table."""
     text = [f"a bare activity: {figure['bare_ms']} ms; a step beside model and tool: {figure['overhead_ratio']} of it"]
+    text.append(f"of those with no engine's work in them: {figure['bare_idle_ms']} ms")
+    text += [f"{name}: {ratio} of the one in its place" for name, ratio in figure["overhead_ratio_by_step"].items()]
     for step, parts in figure["breakdown_ms"].items():
         text.append(f"{step}: {figure['overhead_ms'][step]} ms beside model and tool")
         text += [f"    {name:<24}{ms:>9.2f} ms" for name, ms in parts.items()]

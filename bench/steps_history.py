@@ -19,6 +19,7 @@ class Taken:
     name: str
     activity_id: str
     argument: dict[str, Any]
+    result: Any
     dispatch_s: float
     inside_s: float
     hop_s: float
@@ -37,7 +38,7 @@ async def activities(client: Client, workflow_id: str) -> list[Taken]:
 def _read(events: Any) -> Iterator[Taken]:
     scheduled: dict[int, Any] = {}
     started: dict[int, float] = {}
-    waiting: list[tuple[int, float]] = []  # done, and not acted on yet
+    waiting: list[tuple[int, Any, float]] = []  # done, and not acted on yet
     for event in events:
         at = _seconds(event.event_time)
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
@@ -45,19 +46,24 @@ def _read(events: Any) -> Iterator[Taken]:
         elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_STARTED:
             started[event.activity_task_started_event_attributes.scheduled_event_id] = at
         elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
-            waiting.append((event.activity_task_completed_event_attributes.scheduled_event_id, at))
+            completed = event.activity_task_completed_event_attributes
+            waiting.append((completed.scheduled_event_id, _value(completed.result), at))
         elif event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
-            for number, done in waiting:
-                yield _taken(scheduled[number], started[number], done, at)
+            for number, result, done in waiting:
+                yield _taken(scheduled[number], result, started[number], done, at)
             waiting = []
 
 
-def _taken(scheduled: Any, started: float, done: float, acted: float) -> Taken:
+def _taken(scheduled: Any, result: Any, started: float, done: float, acted: float) -> Taken:
     about = scheduled.activity_task_scheduled_event_attributes
-    payloads = about.input.payloads
-    argument = json.loads(payloads[0].data) if payloads else {}
-    at = _seconds(scheduled.event_time)
-    return Taken(about.activity_type.name, about.activity_id, argument, started - at, done - started, acted - done)
+    argument, at = _value(about.input) or {}, _seconds(scheduled.event_time)
+    name, number = about.activity_type.name, about.activity_id
+    return Taken(name, number, argument, result, started - at, done - started, acted - done)
+
+
+def _value(payloads: Any) -> Any:
+    """The first of what was given or returned."""
+    return json.loads(payloads.payloads[0].data or "null") if payloads.payloads else None
 
 
 def _seconds(time: Timestamp) -> float:

@@ -10,9 +10,12 @@ import contextlib
 import functools
 import json
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,25 +24,45 @@ from temporalio.common import RetryPolicy
 
 with workflow.unsafe.imports_passed_through():
     import sandbox
+    from engine import Done
     from runtime import node, process, worker
     from runtime import up as stack
     from runtime.settings import Settings
     from runtime.steps import Steps, calls, checkpoints, generating, pause
     from runtime.store import fleet, ledger, sessions, steps
-    from workflows.contract import StepIn
 
 SPANS = "BENCH_SPANS"  # the file that the node writes its spans to
 BARE = "bench.bare"
+PROMPT = 64  # tokens
 _PATIENCE = timedelta(seconds=60)
 
 
 # --- the bare activity ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class BareIn:
+    """`tokens`: as many are sampled, of a prompt of as many as a small transcript has; 0: nothing is done."""
+
+    session_id: str
+    tokens: int
+
+
 class BareSteps(Steps):
     @activity.defn(name=BARE)
-    async def bare(self, what: StepIn) -> None:
-        """Nothing, for nobody."""
+    async def bare(self, what: BareIn) -> float:
+        """Nothing but the engine's own work, for nobody. Returns the seconds that it took."""
+        if not what.tokens:
+            return 0.0
+        client = await self._services.engine.client()
+        prompt = [100 + number for number in range(PROMPT)]
+        took = 0.0
+        async for event in client.generate(
+            request_id=activity.info().activity_id, session=what.session_id, token_ids=prompt, max_tokens=what.tokens
+        ):
+            if isinstance(event, Done):
+                took = ((event.prefill_ms or 0.0) + (event.decode_ms or 0.0)) / 1e3
+        return took
 
     def at_home(self) -> list[Callable[..., Any]]:
         return [*super().at_home(), self.bare]
@@ -47,15 +70,15 @@ class BareSteps(Steps):
 
 @workflow.defn(name="Bare")
 class BareWorkflow:
-    """The bare activity, one after another, on the queue of a node."""
+    """Bare activities in the places of a turn's steps, on the queue of a node."""
 
     @workflow.run
-    async def run(self, queue: str, count: int) -> None:
-        for _ in range(count):
+    async def run(self, at: str, tokens: list[int]) -> None:
+        for sampled in tokens:
             await workflow.execute_activity(
                 BARE,
-                StepIn("nobody", 0, 0),
-                task_queue=queue,
+                BareIn(workflow.info().workflow_id, sampled),
+                task_queue=at,
                 schedule_to_start_timeout=_PATIENCE,
                 start_to_close_timeout=_PATIENCE,
                 heartbeat_timeout=_PATIENCE,
@@ -109,10 +132,16 @@ def _timed(name: str, work: Callable[..., Awaitable[Any]], tell: Callable[[dict[
 
 
 def _write_spans(path: str) -> None:
-    file = open(path, "a", buffering=1)  # noqa: SIM115 - for as long as the process lives
+    """From a thread of their own, so that what is measured does not wait for it."""
+    spans: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
-    def tell(span: dict[str, Any]) -> None:
-        file.write(json.dumps(span) + "\n")
+    def write() -> None:
+        with open(path, "a", buffering=1) as file:
+            while True:
+                file.write(json.dumps(spans.get()) + "\n")
+
+    threading.Thread(target=write, daemon=True).start()
+    tell = spans.put
 
     for owner, attribute, name in _TIMED:
         setattr(owner, attribute, _timed(name, getattr(owner, attribute), tell))

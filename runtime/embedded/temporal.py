@@ -25,6 +25,9 @@ from runtime.settings import Settings
 
 HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 7233
+# How often a shard looks for tasks to hand out. The default, 20 a second, is meant for clusters of hundreds of shards;
+# the development server has one, and two looks go into a step: all sessions together would wait 45 ms for each.
+LOOKS_PER_S: Final = 1000
 
 
 class TemporalServer:
@@ -59,6 +62,8 @@ class TemporalServer:
             *("--ip", HOST, "--port", str(self.port)),
             *("--db-filename", str(self._dir / "temporal.db")),
             *("--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=1"),
+            *("--dynamic-config-value", f"history.transferProcessorMaxPollRPS={LOOKS_PER_S}"),
+            *("--dynamic-config-value", f"history.timerProcessorMaxPollRPS={LOOKS_PER_S}"),
             *("--namespace", self._namespace, "--log-level", "warn"),
         ]
 

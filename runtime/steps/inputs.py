@@ -39,15 +39,14 @@ async def take(s: Services, what: InputIn, execution: str) -> Taken:
 
     Raises InvalidRequest if the transcript would not fit into the model's context, and no room can be made.
     """
-    session, message, behind = await asyncio.gather(
-        sessions.get(s.db, what.session_id),
-        sessions.message_to_take(s.db, what.session_id, what.step_no),
-        past(s.db, s.recent, what),
+    message, behind = await asyncio.gather(
+        sessions.message_to_take(s.db, what.session_id, what.step_no), past(s.db, s.recent, what)
     )
-    before = behind.tokens
-    config = SessionConfig.model_validate(session.config)
     if message is None:
         return Taken(True)
+    before = behind.tokens
+    session = behind.session or await sessions.get(s.db, what.session_id)
+    config = SessionConfig.model_validate(session.config)
     message_id, content, options = message
     owner = s.owner(what.session_id, what.epoch)
     segments = [*await _unanswered(s, what, behind), Segment("message", s.chat.user(content))]

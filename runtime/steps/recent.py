@@ -93,7 +93,7 @@ async def _known(db: Database, session_id: str) -> int:
         " ORDER BY step_no DESC LIMIT 1",
         session_id,
     )
-    return int(row["tokens"]) if row else 0
+    return int(row["tokens"] or 0) if row else 0
 
 
 async def _said(db: Database, what: StepIn | ThinkIn | InputIn) -> Mapping[str, Any] | None:

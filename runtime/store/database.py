@@ -41,7 +41,10 @@ class Database:
         self.dsn = dsn
         self._size = size
         self._patience_s = patience_s
-        self._settings = {"idle_in_transaction_session_timeout": f"{idle_s * 1000:.0f}ms"}
+        self._settings = {
+            "idle_in_transaction_session_timeout": f"{idle_s * 1000:.0f}ms",
+            "plan_cache_mode": "force_generic_plan",  # rows are found by key: no value calls for a plan of its own
+        }
         self._pool: asyncpg.Pool | None = None
 
     async def __aenter__(self) -> Self:
