@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from bench.steps_history import Taken, activities
 from bench.steps_stack import BareWorkflow
 from runtime.demo.stack import Stack
 from runtime.store import Database
-from workflows.contract import SESSIONS_QUEUE, workflow_id
+from workflows.contract import SESSIONS_QUEUE, THINK, workflow_id
 
 THINK_TOKENS = 24
 TURN = (0, THINK_TOKENS, 0, THINK_TOKENS)  # tokens that its steps sample: input, think, tool, think
@@ -61,11 +62,11 @@ async def _turn(stack: Stack, client: tenuto.AsyncClient, temporal: Client, numb
     """A new session's second turn: its sandbox is there, and no round's steps have more of a past than another's."""
     session = await client.sessions.create(**SPEC)
     await session.run("Look.", tool_choice="required", max_tool_rounds=1)
-    first = len(await activities(temporal, workflow_id(session.id)))
+    first = len(await _turns(temporal, session.id, 1))
     before = _cpu(stack)
     await session.run("Look.", tool_choice="required", max_tool_rounds=1)
     spent = {name: after - before[name] for name, after in _cpu(stack).items()}
-    took = (await activities(temporal, workflow_id(session.id)))[first:]
+    took = (await _turns(temporal, session.id, 2))[first:]
     own = {step["id"]: step["output"] for step in await session.steps()}
     lines: list[Line] = [{"kind": "cpu", "round": number, "steps": len(took), "seconds": spent}]
     for place, one in enumerate(took):
@@ -76,6 +77,15 @@ async def _turn(stack: Stack, client: tenuto.AsyncClient, temporal: Client, numb
         lines.append({**where, "engine_s": engine_s, **about, **_walls(one)})
     await session.cancel()
     return lines
+
+
+async def _turns(temporal: Client, session_id: str, count: int) -> list[Taken]:
+    """The activities of so many turns, once the workflow has acted on the last one."""
+    while True:
+        taken = await activities(temporal, workflow_id(session_id))
+        if sum(one.name == THINK for one in taken) == 2 * count:
+            return taken
+        await asyncio.sleep(0.05)
 
 
 def _walls(one: Taken) -> dict[str, float]:
