@@ -64,7 +64,7 @@ def _progress(row: asyncpg.Record) -> Progress:
         hold_until=float(row["hold_until"] or 0.0) if hold else 0.0,
         corrections=row["corrections"],
         unread=row["unread"],
-        compacted=row["kind"] == "compaction" and row["state"] in ("completed", "failed"),
+        compacted=_compacted(row),
     )
 
 
@@ -78,6 +78,13 @@ def _ended_as(row: asyncpg.Record) -> tuple[str, str]:
     if row["kind"] in ("decision", "compaction"):
         return output["after"]["kind"], output["after"]["outcome"]
     return row["kind"], output.get("outcome", "")
+
+
+def _compacted(row: asyncpg.Record) -> bool:
+    """Whether the last step was a compaction, done or in vain, or went back to one."""
+    if row["kind"] == "decision":
+        return bool(row["output"]["after"].get("compacted"))
+    return row["kind"] == "compaction" and row["state"] in ("completed", "failed")
 
 
 def _hold(row: asyncpg.Record) -> str:
