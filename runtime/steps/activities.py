@@ -92,7 +92,7 @@ class Steps:
     async def apply(self, what: ApplyIn) -> StepOut:
         """Commands, answers and expired questions: what the record says is done to the session's state."""
         async with heartbeats():
-            applied = await commands.apply(self._services.db, what.session_id)
+            applied = await commands.apply(self._services.db, what.session_id, asked_by())
             return StepOut(await self._progress(what.session_id), applied.moved, applied.interrupt)
 
     # The last two are tried until they are done: there is nobody left to tell.
@@ -115,8 +115,13 @@ class Steps:
 
 def execution() -> str:
     """A name for this execution of the activity, so that a write repeated within it is seen as one."""
+    return f"{asked_by()}/{activity.info().attempt}"
+
+
+def asked_by() -> str:
+    """A name for the activity, however often it is tried."""
     info = activity.info()
-    return f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}"
+    return f"{info.workflow_run_id}/{info.activity_id}"
 
 
 @contextlib.asynccontextmanager

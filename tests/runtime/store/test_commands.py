@@ -371,3 +371,19 @@ async def test_who_goes_back_to_a_compaction_is_not_compacted_again_before_somet
     await commands.apply(story.db, story.session_id)
     await think(story, await story.take_over(), 6, [9])
     assert not (await progress(story)).compacted
+
+
+@pytest.mark.parametrize("again", ["apply/1", "apply/2"])
+async def test_commands_whose_application_was_not_heard_of_are_reported_again_to_who_applied_them_alone(story, again):
+    owner = await two_rounds(story)
+    await story.input(owner, 5, [7])
+    await story.begin(owner, 6)
+    await ask(story, "rewind", step=2, resume=True)
+    await ask(story, "interrupt")
+    first = await commands.apply(story.db, story.session_id, "apply/1")
+    assert (first.moved, first.interrupt) == (True, True)
+    events = await story.events()
+    same = again == "apply/1"
+    repeated = await commands.apply(story.db, story.session_id, again)
+    assert (repeated.moved, repeated.interrupt) == (same, same)
+    assert await story.events() == events
