@@ -23,8 +23,9 @@ from workflows.states import Event as Move
 DID_NOT_END = "[the call did not end: the step failed]"
 
 
-async def take(s: Services, what: InputIn, execution: str) -> bool:
-    """Take the oldest message that waits; none is no step. `what.message_id` only said that there is one.
+async def take(s: Services, what: InputIn, execution: str, *, stopping: bool = False) -> bool:
+    """Take the oldest message that waits; none is no step. `what.message_id` only said that there is one. `stopping`:
+    its turn is to end there, be the session paused or not.
 
     False: it does not fit, and the session's policy can make room first. Raises InvalidRequest if the transcript would
     not fit into the model's context even so.
@@ -44,7 +45,10 @@ async def take(s: Services, what: InputIn, execution: str) -> bool:
     context = s.engine.card.context_length
     if before and await _may_make_room(s, config, what.session_id, len(before) + _size(segments)):
         return False
-    attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
+    to = None if stopping else Move.THINK
+    attempt = await steps.begin(
+        s.db, owner, what.step_no, "input", to, token=execution, message_id=message_id, stopping=stopping
+    )
     if attempt.done is not None or attempt.held:
         return True
     if not before:
