@@ -60,6 +60,7 @@ class Progress:
     max_tool_rounds: int = 0
     hold: str = ""  # nothing runs while it is set: paused, failed, or what the session waits for
     hold_until: float = 0.0  # seconds since the epoch at which the wait expires; 0: never
+    hold_left_s: float = 0.0  # how long that was when it was read, by the record's clock; 0: a node that does not say
     full: bool = False  # the context must be compacted before the next think
     compacted: bool = False  # it has just been, or could not be
     corrections: int = 0  # thinks since the last input whose calls could not be read
@@ -141,3 +142,4 @@ class SessionState:
     max_events: int = 1500  # continue as new beyond this many history events
     commands: list[str] = field(default_factory=list)  # ids of commands that are to be applied
     interrupt: bool = False  # what runs is to be ended as interrupted, before anything else
+    wake_at: float = 0.0  # when to ask whether the wait has expired, by the workflow's clock; 0: when it does

@@ -32,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
         InputIn,
         PlaceIn,
         Placement,
+        Progress,
         SessionState,
         StepIn,
         StepOut,
@@ -178,12 +179,17 @@ class SessionWorkflow:
 
     async def _until_there_is_work(self) -> None:
         """Wait; what the session waits for may expire, which the record decides."""
-        until = self.state.progress.hold_until
+        until = self.state.wake_at or self.state.progress.hold_until
         left = timedelta(seconds=max(0.0, until - workflow.time())) if until else None
         try:
             await workflow.wait_condition(lambda: self._has_work() or self._run_is_long(), timeout=left)
         except builtins.TimeoutError:
             self.state.commands.append("expiry")
+
+    def _read(self, progress: Progress) -> None:
+        """Where the record stands. Its clock is not ours: what expires does so as long from now as it says."""
+        self.state.progress = progress
+        self.state.wake_at = workflow.time() + progress.hold_left_s if progress.hold_left_s else 0.0
 
     def _run_is_long(self) -> bool:
         info = workflow.info()
@@ -201,7 +207,7 @@ class SessionWorkflow:
             await self._running
         except _Refused as refusal:
             failed: StepOut = await self._anywhere(contract.FAIL, FailIn(self.state.session_id, str(refusal)), StepOut)
-            self.state.progress = failed.progress
+            self._read(failed.progress)
         except BaseException as error:
             asked = self.state.ending or self._stopped
             if not (asked and (is_cancelled_exception(error) or isinstance(error, asyncio.CancelledError))):
@@ -251,7 +257,7 @@ class SessionWorkflow:
         taken = list(self.state.commands)
         applied: StepOut = await self._anywhere(contract.APPLY, ApplyIn(self.state.session_id), StepOut)
         self.state.commands = [one for one in self.state.commands if one not in taken]
-        self.state.progress = applied.progress
+        self._read(applied.progress)
         self.state.interrupt = self.state.interrupt or applied.interrupt
         if applied.moved:
             self.state.placement = None
@@ -318,7 +324,7 @@ class SessionWorkflow:
                 continue
             finally:
                 self._activity = ""
-            self.state.progress = out.progress
+            self._read(out.progress)
             return True
         raise AssertionError("unreachable")
 
@@ -327,7 +333,7 @@ class SessionWorkflow:
         asked = PlaceIn(self.state.session_id, self._lost)
         placement: Placement = await self._anywhere(contract.PLACE, asked, Placement)
         self.state.placement = placement
-        self.state.progress = placement.progress
+        self._read(placement.progress)
 
     async def _finish(self) -> None:
         """Free everything that the session holds. Never cancelled: it runs until it is true."""

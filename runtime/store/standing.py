@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 
@@ -24,7 +24,7 @@ SELECT se.state AS session_state, se.waiting_for, se.config,
         AND kind = 'tool' AND step_no > coalesce(entry.step_no, 0) AND output ->> 'outcome' = 'corrected')
         AS corrections,
     (SELECT extract(epoch FROM min(expires_at)) FROM questions
-        WHERE session_id = se.session_id AND state = 'open') AS hold_until,
+        WHERE session_id = se.session_id AND state = 'open') AS hold_until, extract(epoch FROM now()) AS read_at,
     (SELECT count(*) FROM messages WHERE session_id = se.session_id AND state = 'accepted') AS unread
 FROM sessions se
 LEFT JOIN LATERAL (SELECT step_no, kind, state, output FROM steps
@@ -34,6 +34,8 @@ LEFT JOIN LATERAL (SELECT s.step_no, coalesce(s.output -> 'options', m.options) 
     AND s.kind = 'input' AND s.state = 'completed' ORDER BY s.step_no DESC LIMIT 1) entry ON true
 WHERE se.session_id = $1
 """
+
+_SOON_S: Final = 0.1  # nobody asks more often whether a wait has expired
 
 
 async def progress(connection: asyncpg.Connection, session_id: str) -> Progress:
@@ -62,6 +64,7 @@ def _progress(row: asyncpg.Record) -> Progress:
         max_tool_rounds=options.get("max_tool_rounds", 0),
         hold=hold,
         hold_until=float(row["hold_until"] or 0.0) if hold else 0.0,
+        hold_left_s=max(_SOON_S, float(row["hold_until"] - row["read_at"])) if hold and row["hold_until"] else 0.0,
         corrections=row["corrections"],
         unread=row["unread"],
         compacted=_compacted(row),

@@ -470,6 +470,38 @@ async def test_what_waited_too_long_is_applied_when_its_time_is_over(running):
     await end(handle)
 
 
+class Elsewhere(House):
+    """A record whose clock is `ahead_s` of the workflow's; what the session waits for expires half a second after the
+    first look at it."""
+
+    def __init__(self, ahead_s: float) -> None:
+        super().__init__()
+        self.ahead_s = ahead_s
+        self.expires_at = 0.0
+
+    @activity.defn(name="apply")
+    async def apply(self, what: ApplyIn) -> StepOut:
+        now = time.monotonic()
+        self.expires_at = self.expires_at or now + 0.5
+        self.log.append(("apply",))
+        left = self.expires_at - now
+        about = {"hold": "approval", "hold_until": time.time() + self.ahead_s + left, "hold_left_s": left}
+        if left <= 0:
+            self.log.append(("expired",))
+        self.stepped.set()
+        return StepOut(Progress(**about) if left > 0 else Progress())
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
+async def test_what_waits_expires_by_the_records_clock_and_nobody_asks_again_and_again(running, ahead_s):
+    house = Elsewhere(ahead_s)
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "pause"])
+    await logged(house, ("expired",))
+    await end(handle)
+    assert house.log.count(("apply",)) <= 3
+
+
 async def test_a_full_context_is_compacted_before_the_next_think(running):
     house = House(rounds=0)
     house.commands = [({"full": True, "kind": "input", "step_no": 1}, False)]
