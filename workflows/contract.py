@@ -58,7 +58,7 @@ class Progress:
     rounds: int = 0  # tool rounds since the last input
     tool_choice: str = "auto"  # of the last input: auto, none, required or a tool's name
     max_tool_rounds: int = 0
-    hold: str = ""  # nothing runs while it is set: paused, failed, or what the session waits for
+    hold: str = ""  # nothing runs while it is set: paused, failed, what the session waits for, or how it has ended
     hold_until: float = 0.0  # seconds since the epoch at which the wait expires; 0: never
     hold_left_s: float = 0.0  # how long that was when it was read, by the record's clock; 0: a node that does not say
     full: bool = False  # the context must be compacted before the next think
@@ -69,7 +69,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Placement:
-    """A session's home: the queue of the node that holds its KV and sandbox, and the epoch of this ownership."""
+    """A session's home: the queue of the node that holds its KV and sandbox, and the epoch of this ownership. One that
+    has ended has none."""
 
     node_id: str
     queue: str

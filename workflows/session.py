@@ -43,6 +43,7 @@ with workflow.unsafe.imports_passed_through():
         MAX_UPDATES,
         SEEN_KEPT,
         Next,
+        ends_as,
         may_go_on,
         next_action,
         pause_after_loss,
@@ -191,6 +192,10 @@ class SessionWorkflow:
         self.state.progress = progress
         self.state.wake_at = workflow.time() + progress.hold_left_s if progress.hold_left_s else 0.0
 
+    def _end_if_ended(self) -> None:
+        """A run that was started for a session that ended meanwhile has nothing to wait for."""
+        self.state.ending = self.state.ending or ends_as(self.state.progress)
+
     def _run_is_long(self) -> bool:
         info = workflow.info()
         return (
@@ -258,6 +263,7 @@ class SessionWorkflow:
         applied: StepOut = await self._anywhere(contract.APPLY, ApplyIn(self.state.session_id), StepOut)
         self.state.commands = [one for one in self.state.commands if one not in taken]
         self._read(applied.progress)
+        self._end_if_ended()
         self.state.interrupt = self.state.interrupt or applied.interrupt
         if applied.moved:
             self.state.placement = None
@@ -294,7 +300,7 @@ class SessionWorkflow:
                 await self._place()
                 if self.state.progress.step_no >= step_no and not ending_it:  # where it stands is for the record to say
                     return self.state.progress.step_no == step_no
-            if (self.state.interrupt or self.state.commands or self.state.ending) and not ending_it:
+            if self.state.ending or ((self.state.interrupt or self.state.commands) and not ending_it):
                 return False
             home = self.state.placement
             assert home is not None
@@ -334,6 +340,7 @@ class SessionWorkflow:
         placement: Placement = await self._anywhere(contract.PLACE, asked, Placement)
         self.state.placement = placement
         self._read(placement.progress)
+        self._end_if_ended()
 
     async def _finish(self) -> None:
         """Free everything that the session holds. Never cancelled: it runs until it is true."""

@@ -48,8 +48,10 @@ class Steps:
     @activity.defn(name=contract.PLACE)
     @told_to_the_workflow
     async def place(self, what: PlaceIn) -> Placement:
-        """Choose the session's node; say where its record stands."""
+        """Choose the session's node; say where its record stands. One that has ended is left alone."""
         async with heartbeats():
+            if await sessions.has_ended(self._services.db, what.session_id):
+                return Placement("", "", 0, await self._progress(what.session_id))
             home = await placing.place(self._services, what.session_id, what.lost)
             return Placement(home.node_id, home.queue, home.epoch, await self._progress(what.session_id))
 

@@ -81,7 +81,7 @@ async def _begin(s: Services, child: Child, config: SessionConfig, tool: Session
     )
     options = {"tool_choice": tool.tool_choice, "max_tool_rounds": tool.max_tool_rounds}
     await sessions.accept_message(s.db, parent.tenant_id, child.session_id, child.message_id, task, options)
-    if s.temporal is not None:
+    if s.temporal is not None and not await sessions.has_ended(s.db, child.session_id):
         await delivery.quietly(delivery.deliver(s.temporal, child.session_id, child.message_id))
 
 
@@ -123,10 +123,10 @@ async def end_child(s: Services, child: Child, how: str) -> None:
     """Idempotent; one that was never made stays so, and one that was given more to do than its task ends with its
     parent. The reconciler sees to it where Temporal is away."""
     try:
-        await sessions.request_end(s.db, child.parent.tenant_id, child.session_id, how)
+        state = await sessions.request_end(s.db, child.parent.tenant_id, child.session_id, how)
     except (NotFound, Conflict):
         return
-    if s.temporal is not None:
+    if s.temporal is not None and state not in TERMINAL:
         await delivery.quietly(delivery.end(s.temporal, child.session_id, how))
 
 

@@ -9,8 +9,8 @@ import asyncpg
 from runtime.store.database import Database
 from workflows.contract import Progress
 from workflows.policies import Next, next_action
+from workflows.states import TERMINAL, State
 from workflows.states import Event as Move
-from workflows.states import State
 
 _SQL = """
 SELECT se.state AS session_state, se.waiting_for, se.config,
@@ -44,10 +44,11 @@ async def progress(connection: asyncpg.Connection, session_id: str) -> Progress:
 
 
 async def standing(source: asyncpg.Connection | Database, session_id: str) -> tuple[Progress, int, dict[str, Any]]:
-    """The progress, the length of the transcript in tokens, and the session's configuration."""
+    """The progress, the length of the transcript in tokens, and the session's configuration. One whose record is gone
+    has ended."""
     row = await source.fetchrow(_SQL, session_id)
     if row is None:
-        return Progress(), 0, {}
+        return Progress(hold=State.CANCELLED), 0, {}
     return _progress(row), row["tokens"] or 0, row["config"]
 
 
@@ -90,10 +91,13 @@ def _compacted(row: asyncpg.Record) -> bool:
     return row["kind"] == "compaction" and row["state"] in ("completed", "failed")
 
 
+_STILL = frozenset({State.PAUSED, State.FAILED, State.CANCELLING, *TERMINAL})
+
+
 def _hold(row: asyncpg.Record) -> str:
     if row["session_state"] == State.WAITING:
         return str(row["waiting_for"])
-    return str(row["session_state"]) if row["session_state"] in (State.PAUSED, State.FAILED) else ""
+    return str(row["session_state"]) if row["session_state"] in _STILL else ""
 
 
 _RUNNING = {"think": Move.THINK, "input": Move.THINK, "compaction": Move.THINK, "tool": Move.RUN_TOOL}

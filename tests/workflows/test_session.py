@@ -327,6 +327,38 @@ async def test_an_ending_session_refuses_messages_in_a_sentence(running):
     await handle.result()
 
 
+@pytest.mark.parametrize(("stands", "ends"), [("completed", "completed"), ("cancelled", "cancelled")])
+async def test_a_run_that_a_late_message_starts_for_a_session_that_has_ended_ends_too(running, stands, ends):
+    house = House()
+    house.progress = Progress(4, "think", "final", hold=stands, unread=1)
+    handle = await running(house)
+    assert await handle.result() == ends
+    assert house.steps() == []
+
+
+async def test_a_session_that_is_cancelled_while_a_step_is_lost_ends_though_nobody_tells_its_workflow(running):
+    house = House()
+    house.losing.clear()
+    house.lose = {2: [ErrorType.ENGINE_LOST]}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await logged(house, ("losing", 2))
+    house.progress = replace(house.progress, hold="cancelling")
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "interrupt"])
+    house.losing.set()
+    assert await handle.result() == "cancelled"
+    assert ("interrupt", 2) not in house.log
+
+
+@pytest.mark.parametrize("verb", ["pause", "interrupt"])
+async def test_a_command_that_finds_that_its_session_has_ended_ends_its_workflow(running, verb):
+    house = House()
+    house.commands = [({"hold": "completed"}, False)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", verb])
+    assert await handle.result() == "completed"
+
+
 async def test_a_long_run_continues_as_new_and_repeats_nothing(running):
     house = House(rounds=3)
     handle = await running(house, max_events=20)
