@@ -46,6 +46,7 @@ def node_queue(node_id: str, boot: str) -> str:
 class PlaceIn:
     session_id: str
     lost: str = ""  # the queue of the node that has just lost a step, if one has
+    known: int = 0  # the epoch of the last placement that was heard of, 0 for none: a later one is not made again
 
 
 @dataclass(frozen=True)

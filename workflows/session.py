@@ -73,6 +73,7 @@ class SessionWorkflow:
         self._activity = ""  # the step's activity that runs now
         self._stopped = False  # what ran was cancelled to make way for a command
         self._lost = ""  # the queue that lost the last step
+        self._known = state.placement.epoch if state.placement else 0
 
     @workflow.run
     async def run(self, state: SessionState) -> str:
@@ -267,6 +268,7 @@ class SessionWorkflow:
         self.state.interrupt = self.state.interrupt or applied.interrupt
         if applied.moved:
             self.state.placement = None
+            self._known = 0
 
     async def _take_input(self) -> None:
         """Take the oldest message; the id only says that there is one."""
@@ -336,9 +338,10 @@ class SessionWorkflow:
 
     async def _place(self) -> None:
         """Choose a node, raise the epoch, and read where the record stands."""
-        asked = PlaceIn(self.state.session_id, self._lost)
+        asked = PlaceIn(self.state.session_id, self._lost, self._known)
         placement: Placement = await self._anywhere(contract.PLACE, asked, Placement)
         self.state.placement = placement
+        self._known = placement.epoch
         self._read(placement.progress)
         self._end_if_ended()
 

@@ -52,7 +52,7 @@ class Steps:
         async with heartbeats():
             if await sessions.has_ended(self._services.db, what.session_id):
                 return Placement("", "", 0, await self._progress(what.session_id))
-            home = await placing.place(self._services, what.session_id, what.lost)
+            home = await placing.place(self._services, what)
             return Placement(home.node_id, home.queue, home.epoch, await self._progress(what.session_id))
 
     @activity.defn(name=contract.TAKE_INPUT)

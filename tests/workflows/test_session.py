@@ -50,6 +50,7 @@ class House:
         self.log: list[tuple[object, ...]] = []
         self.progress = Progress()
         self.epoch = 0
+        self.known: list[int] = []  # epochs with which a placement was asked for
         self.lose: dict[int, list[str]] = {}  # step: error types to raise first
         self.refuse: set[int] = set()
         self.lose_after: set[int] = set()  # steps that complete, and whose answer is lost with the node
@@ -67,6 +68,7 @@ class House:
     @activity.defn(name="place")
     async def place(self, what: PlaceIn) -> Placement:
         self.epoch += 1
+        self.known.append(what.known)
         self.log.append(("place", self.epoch))
         return Placement("n", self.queue, self.epoch, self.progress)
 
@@ -325,6 +327,19 @@ async def test_an_ending_session_refuses_messages_in_a_sentence(running):
     told = str(refused.value.cause if isinstance(refused.value, WorkflowUpdateFailedError) else refused.value)
     assert "takes no more messages" in told or "completed" in told
     await handle.result()
+
+
+async def test_a_placement_is_asked_for_with_the_epoch_of_the_last_one_that_was_heard_of(running):
+    house = House(rounds=0)
+    house.lose = {2: [ErrorType.ENGINE_LOST] * 2}
+    house.commands = [({"step_no": 1, "kind": "input", "outcome": "input"}, True)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await rested(house, 2)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "rewind"])
+    await rested(house, 3)
+    await end(handle)
+    assert house.known == [0, 1, 2, 0], "whoever held a session that was rewound is fenced off in any case"
 
 
 @pytest.mark.parametrize(("stands", "ends"), [("completed", "completed"), ("cancelled", "cancelled")])
