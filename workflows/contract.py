@@ -46,6 +46,7 @@ def node_queue(node_id: str, boot: str) -> str:
 class PlaceIn:
     session_id: str
     lost: str = ""  # the queue of the node that has just lost a step, if one has
+    known: int = 0  # the epoch of the last placement that was heard of, 0 for none: a later one is not made again
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class Progress:
     rounds: int = 0  # tool rounds since the last input
     tool_choice: str = "auto"  # of the last input: auto, none, required or a tool's name
     max_tool_rounds: int = 0
-    hold: str = ""  # nothing runs while it is set: paused, failed, or what the session waits for
+    hold: str = ""  # nothing runs while it is set: paused, failed, what the session waits for, or how it has ended
     hold_until: float = 0.0  # seconds since the epoch at which the wait expires; 0: never
+    hold_left_s: float = 0.0  # how long that was when it was read, by the record's clock; 0: a node that does not say
     full: bool = False  # the context must be compacted before the next think
     compacted: bool = False  # it has just been, or could not be
     corrections: int = 0  # thinks since the last input whose calls could not be read
@@ -68,7 +70,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Placement:
-    """A session's home: the queue of the node that holds its KV and sandbox, and the epoch of this ownership."""
+    """A session's home: the queue of the node that holds its KV and sandbox, and the epoch of this ownership. One that
+    has ended has none."""
 
     node_id: str
     queue: str
@@ -141,3 +144,4 @@ class SessionState:
     max_events: int = 1500  # continue as new beyond this many history events
     commands: list[str] = field(default_factory=list)  # ids of commands that are to be applied
     interrupt: bool = False  # what runs is to be ended as interrupted, before anything else
+    wake_at: float = 0.0  # when to ask whether the wait has expired, by the workflow's clock; 0: when it does

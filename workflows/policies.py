@@ -40,6 +40,11 @@ def may_go_on(progress: Progress, has_message: bool) -> bool:
     return not progress.hold or (progress.hold == "failed" and has_message)
 
 
+def ends_as(progress: Progress) -> str:
+    """How a session ends that the record says has ended, or is about to; empty for one that lives."""
+    return {"cancelling": "cancelled", "cancelled": "cancelled", "completed": "completed"}.get(progress.hold, "")
+
+
 def stops(verb: str, running: str) -> bool:
     """Whether a command ends the activity that runs, instead of waiting for the step's end. A think goes on later at
     its last durable token; a tool is not killed for a pause."""

@@ -32,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
         InputIn,
         PlaceIn,
         Placement,
+        Progress,
         SessionState,
         StepIn,
         StepOut,
@@ -42,6 +43,7 @@ with workflow.unsafe.imports_passed_through():
         MAX_UPDATES,
         SEEN_KEPT,
         Next,
+        ends_as,
         may_go_on,
         next_action,
         pause_after_loss,
@@ -71,6 +73,7 @@ class SessionWorkflow:
         self._activity = ""  # the step's activity that runs now
         self._stopped = False  # what ran was cancelled to make way for a command
         self._lost = ""  # the queue that lost the last step
+        self._known = state.placement.epoch if state.placement else 0
 
     @workflow.run
     async def run(self, state: SessionState) -> str:
@@ -178,12 +181,21 @@ class SessionWorkflow:
 
     async def _until_there_is_work(self) -> None:
         """Wait; what the session waits for may expire, which the record decides."""
-        until = self.state.progress.hold_until
+        until = self.state.wake_at or self.state.progress.hold_until
         left = timedelta(seconds=max(0.0, until - workflow.time())) if until else None
         try:
             await workflow.wait_condition(lambda: self._has_work() or self._run_is_long(), timeout=left)
         except builtins.TimeoutError:
             self.state.commands.append("expiry")
+
+    def _read(self, progress: Progress) -> None:
+        """Where the record stands. Its clock is not ours: what expires does so as long from now as it says."""
+        self.state.progress = progress
+        self.state.wake_at = workflow.time() + progress.hold_left_s if progress.hold_left_s else 0.0
+
+    def _end_if_ended(self) -> None:
+        """A run that was started for a session that ended meanwhile has nothing to wait for."""
+        self.state.ending = self.state.ending or ends_as(self.state.progress)
 
     def _run_is_long(self) -> bool:
         info = workflow.info()
@@ -201,7 +213,7 @@ class SessionWorkflow:
             await self._running
         except _Refused as refusal:
             failed: StepOut = await self._anywhere(contract.FAIL, FailIn(self.state.session_id, str(refusal)), StepOut)
-            self.state.progress = failed.progress
+            self._read(failed.progress)
         except BaseException as error:
             asked = self.state.ending or self._stopped
             if not (asked and (is_cancelled_exception(error) or isinstance(error, asyncio.CancelledError))):
@@ -251,10 +263,12 @@ class SessionWorkflow:
         taken = list(self.state.commands)
         applied: StepOut = await self._anywhere(contract.APPLY, ApplyIn(self.state.session_id), StepOut)
         self.state.commands = [one for one in self.state.commands if one not in taken]
-        self.state.progress = applied.progress
+        self._read(applied.progress)
+        self._end_if_ended()
         self.state.interrupt = self.state.interrupt or applied.interrupt
         if applied.moved:
             self.state.placement = None
+            self._known = 0
 
     async def _take_input(self) -> None:
         """Take the oldest message; the id only says that there is one."""
@@ -288,7 +302,7 @@ class SessionWorkflow:
                 await self._place()
                 if self.state.progress.step_no >= step_no and not ending_it:  # where it stands is for the record to say
                     return self.state.progress.step_no == step_no
-            if (self.state.interrupt or self.state.commands or self.state.ending) and not ending_it:
+            if self.state.ending or ((self.state.interrupt or self.state.commands) and not ending_it):
                 return False
             home = self.state.placement
             assert home is not None
@@ -318,16 +332,18 @@ class SessionWorkflow:
                 continue
             finally:
                 self._activity = ""
-            self.state.progress = out.progress
+            self._read(out.progress)
             return True
         raise AssertionError("unreachable")
 
     async def _place(self) -> None:
         """Choose a node, raise the epoch, and read where the record stands."""
-        asked = PlaceIn(self.state.session_id, self._lost)
+        asked = PlaceIn(self.state.session_id, self._lost, self._known)
         placement: Placement = await self._anywhere(contract.PLACE, asked, Placement)
         self.state.placement = placement
-        self.state.progress = placement.progress
+        self._known = placement.epoch
+        self._read(placement.progress)
+        self._end_if_ended()
 
     async def _finish(self) -> None:
         """Free everything that the session holds. Never cancelled: it runs until it is true."""

@@ -14,6 +14,7 @@ from runtime.api.idempotency import id_for, made_before
 from runtime.api.sending import send
 from runtime.config import Body
 from runtime.store import branches, commands, sessions
+from workflows.states import TERMINAL
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"])
 
@@ -82,8 +83,8 @@ async def fork(session_id: str, body: ForkIn, request: Request, db: Db, tenant: 
 @router.post("/complete", status_code=202)
 async def complete(session_id: str, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """End a session that rests: everything that it holds is freed, its record stays readable. Idempotent."""
-    await sessions.request_end(db, tenant, session_id, "completed")
-    send(request, delivery.end(request.app.state.temporal, session_id, "completed"))
+    if await sessions.request_end(db, tenant, session_id, "completed") not in TERMINAL:
+        send(request, delivery.end(request.app.state.temporal, session_id, "completed"))
     return await views.session(db, tenant, session_id)
 
 
@@ -95,5 +96,7 @@ async def _ask(
     if command_id is None or not await commands.exists(db, command_id):
         command_id = await id_for(request, db, tenant, "cmd")
         await commands.accept(db, tenant, session_id, command_id, verb, argument)
-    send(request, delivery.command(request.app.state.temporal, session_id, command_id, verb))
-    return {**await views.session(db, tenant, session_id), "command": command_id}
+    session = await views.session(db, tenant, session_id)
+    if session["state"] not in TERMINAL:
+        send(request, delivery.command(request.app.state.temporal, session_id, command_id, verb))
+    return {**session, "command": command_id}

@@ -19,6 +19,7 @@ from runtime.config import MessageIn, SessionConfig, SessionIn
 from runtime.errors import InvalidRequest
 from runtime.store import domains, events, sessions
 from sandbox import SandboxUsageError, snapshots
+from workflows.states import TERMINAL
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
@@ -120,8 +121,8 @@ async def stream(
 @router.post("/{session_id}/cancel", status_code=202)
 async def cancel(session_id: str, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Stop whatever runs and free everything. The state is `cancelled` only once that is true."""
-    await sessions.request_end(db, tenant, session_id)
-    send(request, delivery.end(request.app.state.temporal, session_id, "cancelled"))
+    if await sessions.request_end(db, tenant, session_id) not in TERMINAL:
+        send(request, delivery.end(request.app.state.temporal, session_id, "cancelled"))
     return await views.session(db, tenant, session_id)
 
 

@@ -49,9 +49,11 @@ class Steps:
     @activity.defn(name=contract.PLACE)
     @told_to_the_workflow
     async def place(self, what: PlaceIn) -> Placement:
-        """Choose the session's node; say where its record stands."""
+        """Choose the session's node; say where its record stands. One that has ended is left alone."""
         async with heartbeats():
-            home = await placing.place(self._services, what.session_id, what.lost)
+            if await sessions.has_ended(self._services.db, what.session_id):
+                return Placement("", "", 0, await self._progress(what.session_id))
+            home = await placing.place(self._services, what)
             return Placement(home.node_id, home.queue, home.epoch, await self._progress(what.session_id))
 
     @activity.defn(name=contract.TAKE_INPUT)
@@ -92,7 +94,7 @@ class Steps:
     async def apply(self, what: ApplyIn) -> StepOut:
         """Commands, answers and expired questions: what the record says is done to the session's state."""
         async with heartbeats():
-            applied = await commands.apply(self._services.db, what.session_id)
+            applied = await commands.apply(self._services.db, what.session_id, asked_by())
             return StepOut(await self._progress(what.session_id), applied.moved, applied.interrupt)
 
     # The last two are tried until they are done: there is nobody left to tell.
@@ -121,8 +123,13 @@ class Steps:
 
 def execution() -> str:
     """A name for this execution of the activity, so that a write repeated within it is seen as one."""
+    return f"{asked_by()}/{activity.info().attempt}"
+
+
+def asked_by() -> str:
+    """A name for the activity, however often it is tried."""
     info = activity.info()
-    return f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}"
+    return f"{info.workflow_run_id}/{info.activity_id}"
 
 
 @contextlib.asynccontextmanager

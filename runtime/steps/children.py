@@ -81,16 +81,20 @@ async def _begin(s: Services, child: Child, config: SessionConfig, tool: Session
     )
     options = {"tool_choice": tool.tool_choice, "max_tool_rounds": tool.max_tool_rounds}
     await sessions.accept_message(s.db, parent.tenant_id, child.session_id, child.message_id, task, options)
-    if s.temporal is not None:
+    if s.temporal is not None and not await sessions.has_ended(s.db, child.session_id):
         await delivery.quietly(delivery.deliver(s.temporal, child.session_id, child.message_id))
 
 
 async def _answer(s: Services, child: Child, limit_bytes: int) -> Outcome:
     while True:
         row = await s.db.fetchrow(
-            "SELECT s.state, s.error, m.state AS message, (SELECT output FROM steps WHERE session_id = s.session_id"
-            " AND kind = 'think' AND state = 'completed' AND live ORDER BY step_no DESC LIMIT 1) AS output"
-            " FROM sessions s JOIN messages m USING (session_id) WHERE m.message_id = $1",
+            "SELECT s.state, s.error, m.state AS message, said.output, ended.outcome AS ended_as"
+            " FROM sessions s JOIN messages m USING (session_id)"
+            " LEFT JOIN LATERAL (SELECT output FROM steps WHERE session_id = s.session_id AND kind = 'think'"
+            " AND state = 'completed' AND live ORDER BY step_no DESC LIMIT 1) said ON true"
+            " LEFT JOIN LATERAL (SELECT coalesce(output -> 'after', output) ->> 'outcome' AS outcome FROM steps"
+            " WHERE session_id = s.session_id AND state = 'completed' AND live ORDER BY step_no DESC LIMIT 1) ended"
+            " ON true WHERE m.message_id = $1",
             child.message_id,
         )
         if row is None:
@@ -98,8 +102,10 @@ async def _answer(s: Services, child: Child, limit_bytes: int) -> Outcome:
         state = State(row["state"])
         # One that is `completed` answered before: whoever ended it then died before it could note the answer.
         rests = state in (State.IDLE, State.COMPLETED) and row["message"] == "consumed"
+        text = str((row["output"] or {}).get("text") or "").encode()
+        if row["ended_as"] == "interrupted" and (rests or state in (State.CANCELLING, State.CANCELLED)):
+            return _interrupted(child, text, limit_bytes)
         if rests and row["output"] is not None:
-            text = str(row["output"].get("text") or "").encode()
             return Outcome("exit", 0, text[:limit_bytes], len(text) > limit_bytes, {"session": child.session_id})
         if rests or state is State.FAILED or state in TERMINAL or state is State.CANCELLING:
             why = (row["error"] or {}).get("message", f"it was {'interrupted' if rests else state}")
@@ -107,14 +113,20 @@ async def _answer(s: Services, child: Child, limit_bytes: int) -> Outcome:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
+def _interrupted(child: Child, said: bytes, limit_bytes: int) -> Outcome:
+    so_far = b"; so far it had said:\n" + said[:limit_bytes] if said else b""
+    why = b"the session that was to do it was interrupted before it had answered" + so_far
+    return Outcome("error", None, why, len(said) > limit_bytes, {"session": child.session_id})
+
+
 async def end_child(s: Services, child: Child, how: str) -> None:
     """Idempotent; one that was never made stays so, and one that was given more to do than its task ends with its
     parent. The reconciler sees to it where Temporal is away."""
     try:
-        await sessions.request_end(s.db, child.parent.tenant_id, child.session_id, how)
+        state = await sessions.request_end(s.db, child.parent.tenant_id, child.session_id, how)
     except (NotFound, Conflict):
         return
-    if s.temporal is not None:
+    if s.temporal is not None and state not in TERMINAL:
         await delivery.quietly(delivery.end(s.temporal, child.session_id, how))
 
 

@@ -21,6 +21,8 @@ _OTHERS_PATIENCE_S = 5.0
 
 
 async def finish(s: Services, what: FinishIn) -> None:
+    if await sessions.has_ended(s.db, what.session_id):
+        return
     try:
         # Raising the epoch first makes every other writer of this session stop.
         epoch = await placement.take(s.db, what.session_id, s.node_id, s.boot)

@@ -34,8 +34,9 @@ class Taken(NamedTuple):
     standing: Standing | None = None
 
 
-async def take(s: Services, what: InputIn, execution: str) -> Taken:
-    """Take the oldest message that waits; none is no step. `what.message_id` only said that there is one.
+async def take(s: Services, what: InputIn, execution: str, *, stopping: bool = False) -> Taken:
+    """Take the oldest message that waits; none is no step. `what.message_id` only said that there is one. `stopping`:
+    its turn is to end there, be the session paused or not.
 
     Raises InvalidRequest if the transcript would not fit into the model's context, and no room can be made.
     """
@@ -53,7 +54,10 @@ async def take(s: Services, what: InputIn, execution: str) -> Taken:
     context = s.engine.card.context_length
     if before and await _may_make_room(s, config, what.session_id, len(before) + _size(segments)):
         return Taken(False)
-    attempt = await steps.begin(s.db, owner, what.step_no, "input", Move.THINK, token=execution, message_id=message_id)
+    to = None if stopping else Move.THINK
+    attempt = await steps.begin(
+        s.db, owner, what.step_no, "input", to, token=execution, message_id=message_id, stopping=stopping
+    )
     if attempt.done is not None or attempt.held:
         return Taken(True)
     if not before:

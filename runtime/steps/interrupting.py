@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.config import SessionConfig
-from runtime.steps import thinking, tooling
+from runtime.steps import inputs, thinking, tooling
 from runtime.steps.services import Services
 from runtime.store import branches, sessions, standing, steps
 from runtime.store.held import locked
 from runtime.store.sessions import end_running_step
 from runtime.store.values import Event, Owner
-from workflows.contract import Progress, StepIn
+from workflows.contract import InputIn, Progress, StepIn
 from workflows.policies import Next, next_action
 from workflows.states import State
 
@@ -29,12 +29,36 @@ async def interrupt(s: Services, what: StepIn, execution: str) -> None:
     config = SessionConfig.model_validate(session.config)
     running = await s.db.fetchrow("SELECT kind FROM steps WHERE session_id = $1 AND state = 'running'", what.session_id)
     kind = running["kind"] if running else None
+    if kind == "input":
+        if not await _take_first(s, what, execution):
+            return
+        at, kind = await s.db.run(lambda c: standing.progress(c, what.session_id)), None
     if kind == "tool" or (kind is None and next_action(at) is Next.TOOLS):
         await tooling.interrupt_tools(s, owner, config, what, execution)
     elif kind == "think" and await thinking.interrupt_think(s, owner, what, execution):
         pass
     elif kind in ("think", "compaction") or (kind is None and next_action(at) is not Next.REST):
         await _decide(s, owner, at)
+
+
+_MEANT_FOR_IT = (
+    # A message that interrupts does not end its own turn; what was asked after it was begun does.
+    "SELECT m.options ->> 'on_busy' IS DISTINCT FROM 'interrupt'"
+    " OR EXISTS (SELECT FROM messages later WHERE later.session_id = m.session_id AND later.state = 'accepted'"
+    "   AND later.seq > m.seq AND later.options ->> 'on_busy' = 'interrupt')"
+    " OR EXISTS (SELECT FROM commands c WHERE c.session_id = m.session_id AND c.verb = 'interrupt'"
+    "   AND c.created_at >= s.started_at)"
+    " FROM steps s JOIN messages m USING (message_id) WHERE s.session_id = $1 AND s.state = 'running'"
+)
+
+
+async def _take_first(s: Services, what: StepIn, execution: str) -> bool:
+    """A message that a lost node has half taken is taken, so that its turn can end. False: it is left as it is, and
+    taken next."""
+    if not (row := await s.db.fetchrow(_MEANT_FOR_IT, what.session_id)) or not row[0]:
+        return False
+    asked = InputIn(what.session_id, what.epoch, what.step_no, "")
+    return (await inputs.take(s, asked, execution, stopping=True)).fits
 
 
 async def _decide(s: Services, owner: Owner, at: Progress) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from runtime.errors import Unavailable
 from runtime.steps.services import Services
 from runtime.store import placement
+from workflows.contract import PlaceIn
 
 _PATIENCE_S = 10.0
 
@@ -20,9 +21,9 @@ class Home:
     epoch: int
 
 
-async def place(s: Services, session_id: str, lost_queue: str) -> Home:
+async def place(s: Services, what: PlaceIn) -> Home:
     """Returns once the engine of the chosen node answers. Raises NotFound, Unavailable; whoever asks asks again."""
-    placed = await placement.place(s.db, session_id, lost_queue, by=(s.node_id, s.boot))
+    placed = await placement.place(s.db, what.session_id, what.lost, known=what.known, by=(s.node_id, s.boot))
     node = placed.node
     if node.node_id == s.node_id:
         if not await s.engine.ready(timeout_s=_PATIENCE_S):

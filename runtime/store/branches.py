@@ -169,6 +169,8 @@ async def _decide(connection: asyncpg.Connection, session_id: str, to: int, targ
     row = await connection.fetchrow("SELECT * FROM steps WHERE session_id = $1 AND step_no = $2", session_id, to)
     output = row["output"] or {}
     after = output.get("after") or {"kind": row["kind"], "outcome": output.get("outcome", "")}
+    if row["kind"] == "compaction":
+        after = {**after, "compacted": True}
     return await add_decision(
         connection, session_id, parent_no=to, output={"decision": "rewind", "to": to, "after": after}, like=target
     )

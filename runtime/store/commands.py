@@ -46,6 +46,10 @@ class Applied:
     moved: bool = False
     interrupt: bool = False
 
+    @property
+    def led_to(self) -> str | None:
+        return "moved" if self.moved else "interrupt" if self.interrupt else None
+
 
 async def accept(
     db: Database, tenant_id: str, session_id: str, command_id: str, verb: str, argument: Mapping[str, Any]
@@ -98,9 +102,10 @@ async def exists(db: Database, command_id: str) -> bool:
     return await db.fetchrow("SELECT 1 FROM commands WHERE command_id = $1", command_id) is not None
 
 
-async def apply(db: Database, session_id: str) -> Applied:
+async def apply(db: Database, session_id: str, by: str = "") -> Applied:
     """Apply every accepted command in order, and expire what waited too long. Idempotent; nothing of the session may
-    be running."""
+    be running. `by`: a name for whoever asks, who is told again what was applied for him while his answer was lost.
+    """
 
     async def work(connection: asyncpg.Connection) -> Applied:
         session = await locked_at_any_epoch(connection, session_id)
@@ -110,11 +115,16 @@ async def apply(db: Database, session_id: str) -> Applied:
             return Applied()  # it rests, and stays so until it has ended
         await questions.expire(connection, session_id)
         rows = await connection.fetch(
-            "SELECT * FROM commands WHERE session_id = $1 AND state = 'accepted' ORDER BY seq", session_id
+            "SELECT * FROM commands WHERE session_id = $1 AND (state = 'accepted' OR applied_by = $2) ORDER BY seq",
+            session_id,
+            by,
         )
         moved = interrupt = False
         for row in rows:
-            done = await _apply_one(connection, session_id, row)
+            if row["state"] == "accepted":
+                done = await _apply_one(connection, session_id, row, by)
+            else:
+                done = Applied(row["led_to"] == "moved", row["led_to"] == "interrupt")
             # What a rewind left behind needs no interrupting.
             moved, interrupt = moved or done.moved, done.interrupt or (interrupt and not done.moved)
         await _stop_waiting(connection, session_id)
@@ -123,7 +133,7 @@ async def apply(db: Database, session_id: str) -> Applied:
     return await db.run(work)
 
 
-async def _apply_one(connection: asyncpg.Connection, session_id: str, row: asyncpg.Record) -> Applied:
+async def _apply_one(connection: asyncpg.Connection, session_id: str, row: asyncpg.Record, by: str) -> Applied:
     """One command; what cannot be done any more is refused, and says why."""
     done, error = Applied(), None
     try:
@@ -139,10 +149,13 @@ async def _apply_one(connection: asyncpg.Connection, session_id: str, row: async
         applied = Event("command.applied", {"command_id": row["command_id"], "verb": row["verb"]})
         await events.append(connection, session_id, [applied])
     await connection.execute(
-        "UPDATE commands SET state = $2, error = $3, done_at = now() WHERE command_id = $1",
+        "UPDATE commands SET state = $2, error = $3, done_at = now(), led_to = $4, applied_by = $5"
+        " WHERE command_id = $1",
         row["command_id"],
         "refused" if error else "done",
         error,
+        done.led_to,
+        (by or None) if done.led_to else None,
     )
     return done
 

@@ -78,22 +78,31 @@ def choose(home: str | None, lost_queue: str, nodes: Sequence[Node]) -> tuple[No
     return least, "draining" if left is not None and left.draining else "lost"
 
 
-async def place(db: Database, session_id: str, lost_queue: str = "", *, by: tuple[str, str] | None = None) -> Placed:
+async def place(
+    db: Database, session_id: str, lost_queue: str = "", *, known: int = 0, by: tuple[str, str] | None = None
+) -> Placed:
     """Choose a node and raise the epoch: whoever held the session before can write no more.
 
+    `known`: the epoch of the last placement that the session's workflow heard of. One that was made since, by an
+    attempt whose answer was lost, or after the one that asks here was stopped, stands while its node is open.
     `by`: id and boot of the node that asks, which is alive, then. Raises NotFound, Unavailable.
     """
 
     async def work(connection: asyncpg.Connection) -> Placed:
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
         row = await connection.fetchrow(
-            "SELECT node_id, config ->> 'model' AS model FROM sessions WHERE session_id = $1 FOR UPDATE", session_id
+            "SELECT node_id, node_boot, epoch, config ->> 'model' AS model FROM sessions WHERE session_id = $1"
+            " FOR UPDATE",
+            session_id,
         )
         if row is None:
             raise NotFound(f"there is no session {session_id}")
         if by is not None:
             await connection.execute("UPDATE nodes SET heartbeat_at = now() WHERE node_id = $1 AND boot = $2", *by)
-        chosen = choose(row["node_id"], lost_queue, await _nodes(connection, row["model"]))
+        nodes = await _nodes(connection, row["model"])
+        if 0 < known < row["epoch"] and (there := _home(row, lost_queue, nodes)) is not None:
+            return Placed(there, row["epoch"], row["node_id"], "returned")
+        chosen = choose(row["node_id"], lost_queue, nodes)
         if chosen is None:
             raise Unavailable(f"no node that serves {row['model']} takes sessions now")
         node, reason = chosen
@@ -101,6 +110,12 @@ async def place(db: Database, session_id: str, lost_queue: str = "", *, by: tupl
         return Placed(node, epoch, row["node_id"], reason)
 
     return await db.run(work)
+
+
+def _home(row: asyncpg.Record, lost_queue: str, nodes: Sequence[Node]) -> Node | None:
+    """The node that has the session, if it lives still and is open."""
+    own = (node for node in nodes if (node.node_id, node.boot) == (row["node_id"], row["node_boot"]))
+    return next((node for node in own if is_open(node, lost_queue)), None)
 
 
 async def take(db: Database, session_id: str, node_id: str, boot: str) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 
 from runtime.store.database import Database
 from workflows.contract import Progress
 from workflows.policies import Next, next_action
+from workflows.states import TERMINAL, State
 from workflows.states import Event as Move
-from workflows.states import State
 
 # The message that the session is about, and what its user asked for with it. $1 is the session.
 ENTRY = """
@@ -31,6 +31,7 @@ SELECT se.state AS session_state, se.waiting_for, se.config,
     last.step_no, last.kind, last.state, last.output, entry.options,
     {SINCE_ENTRY},
     (SELECT extract(epoch FROM min(expires_at)) FROM questions WHERE session_id = $1 AND state = 'open') AS hold_until,
+    extract(epoch FROM now()) AS read_at,
     (SELECT count(*) FROM messages WHERE session_id = $1 AND state = 'accepted') AS unread
 FROM sessions se
 LEFT JOIN LATERAL (SELECT step_no, kind, state, output FROM steps
@@ -38,6 +39,8 @@ LEFT JOIN LATERAL (SELECT step_no, kind, state, output FROM steps
 LEFT JOIN LATERAL {ENTRY} entry ON true
 WHERE se.session_id = $1
 """
+
+_SOON_S: Final = 0.1  # nobody asks more often whether a wait has expired
 
 
 class Standing(NamedTuple):
@@ -54,9 +57,10 @@ async def progress(connection: asyncpg.Connection, session_id: str) -> Progress:
 
 
 async def standing(source: asyncpg.Connection | Database, session_id: str) -> Standing:
+    """Of one whose record is gone: it has ended."""
     row = await source.fetchrow(_SQL, session_id)
     if row is None:
-        return Standing(Progress(), 0, {})
+        return Standing(Progress(hold=State.CANCELLED), 0, {})
     return Standing(_progress(row), row["tokens"] or 0, row["config"])
 
 
@@ -86,9 +90,10 @@ def _progress(row: Mapping[str, Any]) -> Progress:
         max_tool_rounds=options.get("max_tool_rounds", 0),
         hold=hold,
         hold_until=float(row["hold_until"] or 0.0) if hold else 0.0,
+        hold_left_s=max(_SOON_S, float(row["hold_until"] - row["read_at"])) if hold and row["hold_until"] else 0.0,
         corrections=row["corrections"],
         unread=row["unread"],
-        compacted=row["kind"] == "compaction" and row["state"] in ("completed", "failed"),
+        compacted=_compacted(row),
     )
 
 
@@ -104,10 +109,20 @@ def _ended_as(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["kind"], output.get("outcome", "")
 
 
+def _compacted(row: Mapping[str, Any]) -> bool:
+    """Whether the last step was a compaction, done or in vain, or went back to one."""
+    if row["kind"] == "decision":
+        return bool(row["output"]["after"].get("compacted"))
+    return row["kind"] == "compaction" and row["state"] in ("completed", "failed")
+
+
+_STILL = frozenset({State.PAUSED, State.FAILED, State.CANCELLING, *TERMINAL})
+
+
 def _hold(row: Mapping[str, Any]) -> str:
     if row["session_state"] == State.WAITING:
         return str(row["waiting_for"])
-    return str(row["session_state"]) if row["session_state"] in (State.PAUSED, State.FAILED) else ""
+    return str(row["session_state"]) if row["session_state"] in _STILL else ""
 
 
 _RUNNING = {"think": Move.THINK, "input": Move.THINK, "compaction": Move.THINK, "tool": Move.RUN_TOOL}

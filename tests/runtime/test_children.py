@@ -90,3 +90,37 @@ async def test_a_child_that_was_given_more_to_do_has_answered_all_the_same_and_e
     await story.message("and another thing")
     assert await outcome(db, child) == ("exit", "42")
     assert (await sessions.get(db, child.session_id)).state == "idle"
+
+
+async def interrupted(db, child, text: str, *, in_a_tool: bool = False):
+    """The child's turn is ended by its user: in a think that has said `text`, or in the calls of that think."""
+    story, owner = await begun(db, child)
+    steps_of = [("think", "tools"), ("tool", "interrupted")] if in_a_tool else [("think", "interrupted")]
+    for no, (kind, ended) in enumerate(steps_of, 2):
+        attempt = await story.begin(owner, no, kind)
+        output = {"outcome": ended, "calls": [], **({"text": text} if kind == "think" else {})}
+        segments = [Segment("model", [8])]
+        to = Move.REST if ended == "interrupted" else None
+        await steps.complete(db, owner, attempt, segments=segments, output=output, checkpoint=checkpoint(no + 1), to=to)
+    return story, owner
+
+
+@pytest.mark.parametrize("in_a_tool", [False, True])
+async def test_a_child_that_was_interrupted_has_not_answered_and_says_how_far_it_came(db, child, in_a_tool):
+    await interrupted(db, child, "It is 4", in_a_tool=in_a_tool)
+    for _ in range(2):
+        reason, text = await outcome(db, child)
+        assert reason == "error"
+        assert "interrupted" in text
+        assert text.endswith("It is 4")
+
+
+async def test_a_child_that_answered_after_it_was_interrupted_has_answered(db, child):
+    story, owner = await interrupted(db, child, "It is 4")
+    await story.input(owner, 3, [7])
+    attempt = await story.begin(owner, 4)
+    output = {"outcome": "final", "calls": [], "text": "42"}
+    await steps.complete(
+        db, owner, attempt, segments=[Segment("model", [8])], output=output, checkpoint=checkpoint(5), to=Move.REST
+    )
+    assert await outcome(db, child) == ("exit", "42")

@@ -50,6 +50,7 @@ class House:
         self.log: list[tuple[object, ...]] = []
         self.progress = Progress()
         self.epoch = 0
+        self.known: list[int] = []  # epochs with which a placement was asked for
         self.lose: dict[int, list[str]] = {}  # step: error types to raise first
         self.refuse: set[int] = set()
         self.lose_after: set[int] = set()  # steps that complete, and whose answer is lost with the node
@@ -67,6 +68,7 @@ class House:
     @activity.defn(name="place")
     async def place(self, what: PlaceIn) -> Placement:
         self.epoch += 1
+        self.known.append(what.known)
         self.log.append(("place", self.epoch))
         return Placement("n", self.queue, self.epoch, self.progress)
 
@@ -327,6 +329,51 @@ async def test_an_ending_session_refuses_messages_in_a_sentence(running):
     await handle.result()
 
 
+async def test_a_placement_is_asked_for_with_the_epoch_of_the_last_one_that_was_heard_of(running):
+    house = House(rounds=0)
+    house.lose = {2: [ErrorType.ENGINE_LOST] * 2}
+    house.commands = [({"step_no": 1, "kind": "input", "outcome": "input"}, True)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await rested(house, 2)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "rewind"])
+    await rested(house, 3)
+    await end(handle)
+    assert house.known == [0, 1, 2, 0], "whoever held a session that was rewound is fenced off in any case"
+
+
+@pytest.mark.parametrize(("stands", "ends"), [("completed", "completed"), ("cancelled", "cancelled")])
+async def test_a_run_that_a_late_message_starts_for_a_session_that_has_ended_ends_too(running, stands, ends):
+    house = House()
+    house.progress = Progress(4, "think", "final", hold=stands, unread=1)
+    handle = await running(house)
+    assert await handle.result() == ends
+    assert house.steps() == []
+
+
+async def test_a_session_that_is_cancelled_while_a_step_is_lost_ends_though_nobody_tells_its_workflow(running):
+    house = House()
+    house.losing.clear()
+    house.lose = {2: [ErrorType.ENGINE_LOST]}
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.deliver, "m1")
+    await logged(house, ("losing", 2))
+    house.progress = replace(house.progress, hold="cancelling")
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "interrupt"])
+    house.losing.set()
+    assert await handle.result() == "cancelled"
+    assert ("interrupt", 2) not in house.log
+
+
+@pytest.mark.parametrize("verb", ["pause", "interrupt"])
+async def test_a_command_that_finds_that_its_session_has_ended_ends_its_workflow(running, verb):
+    house = House()
+    house.commands = [({"hold": "completed"}, False)]
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", verb])
+    assert await handle.result() == "completed"
+
+
 async def test_a_long_run_continues_as_new_and_repeats_nothing(running):
     house = House(rounds=3)
     handle = await running(house, max_events=20)
@@ -468,6 +515,38 @@ async def test_what_waited_too_long_is_applied_when_its_time_is_over(running):
     await handle.execute_update(SessionWorkflow.command, args=["c1", "pause"])
     await logged(house, ("apply",), 2)
     await end(handle)
+
+
+class Elsewhere(House):
+    """A record whose clock is `ahead_s` of the workflow's; what the session waits for expires half a second after the
+    first look at it."""
+
+    def __init__(self, ahead_s: float) -> None:
+        super().__init__()
+        self.ahead_s = ahead_s
+        self.expires_at = 0.0
+
+    @activity.defn(name="apply")
+    async def apply(self, what: ApplyIn) -> StepOut:
+        now = time.monotonic()
+        self.expires_at = self.expires_at or now + 0.5
+        self.log.append(("apply",))
+        left = self.expires_at - now
+        about = {"hold": "approval", "hold_until": time.time() + self.ahead_s + left, "hold_left_s": left}
+        if left <= 0:
+            self.log.append(("expired",))
+        self.stepped.set()
+        return StepOut(Progress(**about) if left > 0 else Progress())
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
+async def test_what_waits_expires_by_the_records_clock_and_nobody_asks_again_and_again(running, ahead_s):
+    house = Elsewhere(ahead_s)
+    handle = await running(house)
+    await handle.execute_update(SessionWorkflow.command, args=["c1", "pause"])
+    await logged(house, ("expired",))
+    await end(handle)
+    assert house.log.count(("apply",)) <= 3
 
 
 async def test_a_full_context_is_compacted_before_the_next_think(running):

@@ -3,8 +3,10 @@ import json
 
 import pytest
 
+from runtime import delivery
 from runtime.store import sessions
 from runtime.store.values import Event
+from workflows.states import Event as Move
 
 TOOL = {"name": "ping", "description": "Ping.", "command": ["true"]}
 
@@ -46,6 +48,29 @@ async def test_a_post_with_the_same_key_makes_one_thing(client):
         for _ in range(3)
     }
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize("repeated", ["pause", "complete", "cancel"])
+async def test_what_is_repeated_after_the_end_starts_nothing(db, client, repeated, monkeypatch):
+    session_id = (await create(client))["id"]
+    await sessions.place(db, session_id, "n", "b")
+    path, headers = f"/v1/sessions/{session_id}/{repeated}", {"Idempotency-Key": "k"}
+    if repeated == "complete":
+        placed = await sessions.get(db, session_id)
+        await db.run(lambda c: sessions.move(c, placed, Move.REST))
+    said = []
+
+    async def say(_: object, *about: str) -> None:
+        said.append(about)
+
+    for name in ("command", "end"):
+        monkeypatch.setattr(delivery, name, say)
+    assert (await client.post(path, headers=headers)).status_code == 202
+    await sessions.finish(db, session_id, "completed", {})
+    again = await client.post(path, headers=headers)
+    assert again.status_code == 202
+    assert again.json()["state"] in ("completed", "cancelled")
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize(

@@ -340,3 +340,50 @@ async def test_children_of_a_step_that_is_left_behind_are_cancelled_and_no_other
         await story.input(owner, 7, [9])
     assert (await sessions.get(story.db, "ses_left")).state == "cancelling"
     assert (await sessions.get(story.db, "ses_kept")).state == "created"
+
+
+async def compaction(story, owner, no: int) -> None:
+    attempt = await story.begin(owner, no, "compaction")
+    at = await progress(story)
+    await steps.complete(
+        story.db,
+        owner,
+        attempt,
+        segments=[],
+        output={"outcome": "compacted", "after": {"kind": at.kind, "outcome": at.outcome}},
+        checkpoint=checkpoint(attempt.token_start),
+    )
+
+
+async def test_who_goes_back_to_a_compaction_is_not_compacted_again_before_something_was_said(story):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    await compaction(story, owner, 2)
+    assert (await progress(story)).compacted
+    await think(story, owner, 3, [8])
+    assert not (await progress(story)).compacted
+    for to in (2, 4):  # the compaction, and then the step that says that it was gone back to
+        await ask(story, "rewind", step=to)
+        await commands.apply(story.db, story.session_id)
+        at = await progress(story)
+        assert (at.kind, at.compacted) == ("input", True)
+    await ask(story, "resume")
+    await commands.apply(story.db, story.session_id)
+    await think(story, await story.take_over(), 6, [9])
+    assert not (await progress(story)).compacted
+
+
+@pytest.mark.parametrize("again", ["apply/1", "apply/2"])
+async def test_commands_whose_application_was_not_heard_of_are_reported_again_to_who_applied_them_alone(story, again):
+    owner = await two_rounds(story)
+    await story.input(owner, 5, [7])
+    await story.begin(owner, 6)
+    await ask(story, "rewind", step=2, resume=True)
+    await ask(story, "interrupt")
+    first = await commands.apply(story.db, story.session_id, "apply/1")
+    assert (first.moved, first.interrupt) == (True, True)
+    events = await story.events()
+    same = again == "apply/1"
+    repeated = await commands.apply(story.db, story.session_id, again)
+    assert (repeated.moved, repeated.interrupt) == (same, same)
+    assert await story.events() == events

@@ -94,6 +94,42 @@ async def test_the_event_says_from_where_and_why(db):
     assert placed.epoch == owner.epoch + 1
 
 
+async def placements(db, story) -> int:
+    return (await story.events()).count("session.placed")
+
+
+async def test_a_placement_that_nobody_heard_of_is_told_again_and_not_made_again(db):
+    for name in ("a", "b"):
+        await fleet.register_node(db, name, f"boot-{name}", f"queue-{name}", CARD, {})
+    story = Story(db)
+    known = (await story.placed()).epoch
+    first = await placement.place(db, story.session_id, known=known)
+    for lost in ("", first.node.queue):
+        again = await placement.place(db, story.session_id, lost, known=known)
+        assert (again.node.queue, again.epoch) == (first.node.queue, known + 1)
+    assert await placements(db, story) == 2
+    assert (await placement.place(db, story.session_id, known=first.epoch)).epoch == known + 2, "it was lost there"
+    assert (await placement.place(db, story.session_id)).epoch == known + 3, "who knows of none has fenced off nobody"
+
+
+@pytest.mark.parametrize("gone", ["draining", "restarted", "silent"])
+async def test_a_placement_on_a_node_that_is_gone_by_now_is_made_anew(db, gone):
+    await fleet.register_node(db, "a", "one", "q1", CARD, {})
+    story = Story(db)
+    known = (await story.placed()).epoch
+    await placement.place(db, story.session_id, known=known)
+    await fleet.register_node(db, "b", "one", "q2", CARD, {})
+    if gone == "draining":
+        await db.execute("UPDATE nodes SET draining = true WHERE node_id = 'a'")
+    elif gone == "restarted":
+        await fleet.register_node(db, "a", "two", "q3", CARD, {})
+    else:
+        await db.execute("UPDATE nodes SET heartbeat_at = now() - interval '5 s' WHERE node_id = 'a'")
+    placed = await placement.place(db, story.session_id, "q1", known=known)
+    assert placed.node.queue == ("q3" if gone == "restarted" else "q2")
+    assert placed.epoch == known + 2
+
+
 async def test_a_sandbox_is_given_up_only_by_who_has_its_session_and_when_nothing_runs_in_it(db):
     story = Story(db)
     owner = await story.placed()

@@ -76,9 +76,12 @@ async def test_a_question_that_nobody_answers_in_time_expires(story):
     at = await story.db.run(lambda c: standing.progress(c, story.session_id))
     assert at.hold == "approval"
     assert at.hold_until > 0
+    assert 3500 < at.hold_left_s <= 3600
     await commands.apply(story.db, story.session_id)
     assert (await state(story))[0] == "waiting", "not before its time"
-    await story.db.execute("UPDATE questions SET expires_at = now()")
+    await story.db.execute("UPDATE questions SET expires_at = now() - interval '1 min'")
+    at = await story.db.run(lambda c: standing.progress(c, story.session_id))
+    assert 0 < at.hold_left_s < 1, "an expired one is asked for at once, and not without end"
     await commands.apply(story.db, story.session_id)
     assert (await state(story))[0] == "tool_running"
     with pytest.raises(Conflict, match="expired before it was answered"):
