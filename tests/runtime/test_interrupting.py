@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.steps import inputs, interrupting
+from runtime.steps.recent import Recent
 from runtime.store import Owner, commands, fleet, sessions, standing
 from sandbox import BlobStore
 from tests.runtime.store.conftest import Story
@@ -29,6 +30,7 @@ def node(db, tmp_path):
         blobs=BlobStore(tmp_path),
         blob_lock=contextlib.nullcontext(),
         volumes=(),
+        recent=Recent(),
         owner=lambda session_id, epoch: Owner(session_id, epoch, "n", "boot"),
     )
 
@@ -91,7 +93,7 @@ async def test_a_message_that_interrupts_does_not_end_its_own_turn(story, node):
     await said(story, "m2")
     await interrupt(node, owner)
     assert await stands(story) == ("thinking", "", 2, True)
-    assert await inputs.take(node, InputIn(story.session_id, owner.epoch, 1, "m1"), "run/2/1")
+    assert (await inputs.take(node, InputIn(story.session_id, owner.epoch, 1, "m1"), "run/2/1")).fits
     assert await stands(story) == ("thinking", "input", 1, False)
 
 
