@@ -51,7 +51,10 @@ def drain(node_id: str, wait: bool, within_s: float) -> None:
         while wait and found["state"] == "draining" and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             found = _node(client, node_id)
-    click.echo(f"{node_id} is {found['state']}, {found['running']} of its {found['sessions']} sessions run")
+    if found["state"] == "drained":
+        click.echo(f"{node_id} is drained; it takes sessions again once its process is restarted")
+    else:
+        click.echo(f"{node_id} is {found['state']}, {found['running']} of its {found['sessions']} sessions run")
     if wait and found["state"] != "drained":
         raise click.exceptions.Exit(1)
 
@@ -77,13 +80,19 @@ def reconcile(as_json: bool) -> None:
 
 @click.command()
 def release() -> None:
-    """Make the workflow code that is installed here the current one, once a worker of it runs."""
+    """Make the workflow code that is installed here the current one, once a worker of it runs.
+
+    Under a running `tenuto up`, its Temporal is found by itself.
+    """
+    from runtime.home import read_state
     from runtime.process import connect_temporal
     from runtime.release import build_id
     from runtime.release import release as bring
     from runtime.settings import Settings
 
     settings = Settings.load()
+    if settings.temporal_address is None and (address := read_state(settings.state_path).get("temporal")):
+        settings = Settings.load(overrides={"TENUTO_TEMPORAL_ADDRESS": address})
 
     async def work() -> None:
         done = await bring(await connect_temporal(settings, patience_s=5.0), build_id())

@@ -54,13 +54,18 @@ class Approval(Frozen):
     deadline_s: float | None = Field(default=None, gt=0, le=31_536_000)
 
 
-class Budget(Frozen):
-    """What the session may use in all. At `warn_at` of a limit it says so, at the limit it waits for more."""
+class BudgetLimits(Frozen):
+    """What may be used in all; None: any amount."""
 
     tokens: int | None = Field(default=None, ge=1, lt=2**53)  # sampled
     steps: int | None = Field(default=None, ge=1, lt=2**31)
     wall_s: float | None = Field(default=None, gt=0, lt=2**31)  # thinking and running tools
     tool_s: float | None = Field(default=None, gt=0, lt=2**31)
+
+
+class Budget(BudgetLimits):
+    """The session's. At `warn_at` of a limit it says so, at the limit it waits for more."""
+
     warn_at: float = Field(default=0.8, gt=0, le=1)
 
 

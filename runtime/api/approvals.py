@@ -3,7 +3,8 @@ tools that run at the caller, and budgets."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, model_validator
@@ -12,7 +13,7 @@ from runtime import delivery
 from runtime.api import views
 from runtime.api.guard import Db, Tenant
 from runtime.api.sending import send
-from runtime.config import Body
+from runtime.config import Body, BudgetLimits
 from runtime.errors import NotFound
 from runtime.store import questions
 from runtime.store.budgets import MEASURES
@@ -20,6 +21,18 @@ from runtime.store.budgets import MEASURES
 router = APIRouter(prefix="/v1/approvals", tags=["approvals"])
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+# What comes with a decision.
+_TAKES: Final[Mapping[str, tuple[str, ...]]] = {
+    "approve": (),
+    "decline": ("reason",),
+    "ran": ("output",),
+    "did_not_run": ("reason",),
+    "result": ("output", "is_error"),
+    "raise": ("budget",),
+    "stop": ("reason",),
+}
 
 
 class AnswerIn(Body):
@@ -34,17 +47,24 @@ class AnswerIn(Body):
     reason: str | None = Field(default=None, max_length=2000)
     output: str | None = Field(default=None, max_length=1_000_000)
     is_error: bool = False
-    budget: dict[Literal["tokens", "steps", "wall_s", "tool_s"], Annotated[float, Field(gt=0, lt=2**53)] | None] = (
-        Field(default_factory=dict)
-    )
+    budget: BudgetLimits = BudgetLimits()
 
     @model_validator(mode="after")
     def _belongs_to_the_decision(self) -> AnswerIn:
-        if (self.decision == "raise") != bool(self.budget):
-            raise ValueError(f"budget: give new limits ({', '.join(MEASURES)}) with the decision raise, and only then")
+        if self.decision == "raise" and not self.budget.model_fields_set:
+            raise ValueError(f"budget: give new limits ({', '.join(MEASURES)}) with the decision raise")
+        said = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        for field in sorted(said - {"decision", *_TAKES[self.decision]}):
+            takes = " and ".join(_TAKES[self.decision]) or "nothing"
+            raise ValueError(f"{field}: does not belong to {self.decision}, which takes {takes}")
         if self.decision == "result" and self.output is None:
             raise ValueError("output: a result needs one; an empty string will do")
         return self
+
+    def given(self) -> dict[str, Any]:
+        """What was said, and nothing else. A limit of null is said too."""
+        said = self.model_dump(exclude_defaults=True, exclude={"budget"})
+        return said | ({"budget": self.budget.model_dump(exclude_unset=True)} if self.decision == "raise" else {})
 
 
 @router.get("")
@@ -71,7 +91,7 @@ async def get(question_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
 @router.post("/{question_id}")
 async def answer(question_id: str, body: AnswerIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Answer once; the same answer again is a no-op, another one is refused."""
-    command_id = await questions.answer(db, tenant, question_id, body.model_dump(exclude_defaults=True))
+    command_id = await questions.answer(db, tenant, question_id, body.given())
     found = await get(question_id, db, tenant)
     if command_id is not None:
         send(request, delivery.command(request.app.state.temporal, found["session_id"], command_id, "answer"))

@@ -97,6 +97,16 @@ async def hold(connection: asyncpg.Connection, session: Session, kind: str) -> N
         await events.append(connection, session.session_id, [waiting])
 
 
+def _ensure_raised(about: Mapping[str, Any], limits: Mapping[str, float | None]) -> None:
+    """Raises InvalidRequest where the session would stand at the same wall again."""
+    measure, spent = about["measure"], about["spent"]
+    if measure not in limits or ((limit := limits[measure]) is not None and limit <= spent):
+        raise InvalidRequest(
+            f"budget: {measure} is what is used up ({spent:g}): give {measure} a limit beyond that, or null for none",
+            param="budget",
+        )
+
+
 async def answer(db: Database, tenant_id: str, question_id: str, given: Mapping[str, Any]) -> str | None:
     """Accept an answer: from here on it is never lost. Returns the command that tells the session, None for a repeat.
 
@@ -123,6 +133,8 @@ async def answer(db: Database, tenant_id: str, question_id: str, given: Mapping[
             )
         if row["state"] == "answered" and row["answer"] == dict(given):
             return None
+        if given["decision"] == "raise":
+            _ensure_raised(row["about"], given["budget"])
         if row["state"] != "open" or row["session_state"] in (*TERMINAL, State.CANCELLING):
             raise Conflict(_too_late(row))
         await connection.execute(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
+import httpx2
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 Effect = Literal["pure", "sandboxed", "idempotent", "unsafe"]
@@ -44,8 +45,9 @@ def _url(value: str) -> str:
     try:
         parts = urlsplit(value)
         port = parts.port
-    except ValueError:
-        raise ValueError("must be an http:// or https:// address") from None
+        httpx2.URL(value).raw_host.decode("ascii")  # what will have to understand it
+    except (ValueError, httpx2.InvalidURL):
+        raise ValueError("must be an http:// or https:// address, without odd characters") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise ValueError("must be an http:// or https:// address")
     if parts.username is not None or parts.password is not None:

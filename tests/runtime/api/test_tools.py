@@ -28,6 +28,19 @@ async def test_a_tool_whose_host_is_not_listed_is_refused_before_anything_is_cre
     assert (await client.get("/v1/sessions")).json()["data"] == []
 
 
+@pytest.mark.parametrize("tool", [HTTP, MCP])
+@pytest.mark.parametrize(
+    "url",
+    ["http://a.example.org/\t", "http://a.example.org/\x01", "http://[v1.x]/", "http://xn--a\u200b.org/", "http:///x"],
+)
+async def test_an_address_that_no_client_understands_is_refused(
+    client: httpx.AsyncClient, tool: dict[str, object], url: str
+) -> None:
+    answer = await client.post("/v1/sessions", json={"tools": [{**tool, "url": url}]})
+    assert answer.status_code == 400
+    assert "must be an http:// or https:// address" in answer.json()["error"]["message"]
+
+
 async def test_headers_and_environments_are_not_shown(app: FastAPI, client: httpx.AsyncClient) -> None:
     app.state.egress = Egress(parse_allow("*.example.org"))
     tools = [

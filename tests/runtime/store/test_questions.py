@@ -139,6 +139,17 @@ async def test_a_budget_warns_once_before_its_wall_and_asks_at_it(story):
     assert (again.model_tokens, again.session.budget["tokens"]) == ([1] * 10, 20.0)
 
 
+@pytest.mark.parametrize("budget", [{"steps": 1}, {"tokens": 9}, {"steps": 0.5, "tokens": None}])
+async def test_limits_that_leave_the_wall_where_it_is_are_no_answer(story, budget):
+    owner = await with_budget(story, steps=1)
+    await story.input(owner, 1, [7])
+    assert (await story.begin(owner, 2)).held
+    row = await story.db.fetchrow("SELECT question_id FROM questions WHERE state = 'open'")
+    with pytest.raises(InvalidRequest, match=r"steps is what is used up \(1\)"):
+        await answer(story, row["question_id"], decision="raise", budget=budget)
+    await answer(story, row["question_id"], decision="raise", budget={"steps": None})
+
+
 async def test_a_budget_that_is_used_up_again_is_asked_for_again(story):
     owner = await with_budget(story, steps=1)
     await story.input(owner, 1, [7])
