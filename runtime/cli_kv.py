@@ -67,7 +67,7 @@ def audit_command(ctx: click.Context, address: str | None, repair: bool, shared:
     if as_json:
         click.echo(json.dumps({**dataclasses.asdict(found), "clean": found.clean}))
     else:
-        Console().print(view(found))
+        Console().print(view(found, repair=repair))
     ctx.exit(0 if found.clean else 1)
 
 
@@ -78,7 +78,7 @@ async def _audit(settings: Settings, address: str | None, repair: bool, shared: 
         return await audit(db, client, repair=repair, shared=shared)
 
 
-def view(found: KvAudit) -> RenderableType:
+def view(found: KvAudit, *, repair: bool = False) -> RenderableType:
     """The sets side by side, then what is wrong, named."""
     table = Table(box=None, pad_edge=False)
     for column in ("", "pages", "orphans"):
@@ -97,10 +97,18 @@ def view(found: KvAudit) -> RenderableType:
         lines.append(f"{found.deleted} orphans were deleted")
     if found.absent:
         lines.append("what is named and in no tier is computed again when it is needed, or has grown into another page")
-    lines.append(
-        "clean: every page that lies anywhere is named by an open session" if found.clean else "NOT clean; try --repair"
-    )
+    lines.append(_verdict(found, repair))
     return Group(table, "", *lines)
+
+
+def _verdict(found: KvAudit, repair: bool) -> str:
+    if found.clean:
+        return "clean: every page that lies anywhere is named by an open session"
+    if not repair:
+        return "NOT clean; try --repair"
+    if "shared" in found.orphans:
+        return "NOT clean; orphans of the shared store go with --shared, if no other installation uses it"
+    return "NOT clean: what is listed above could not be repaired; look again in a minute"
 
 
 def _flaws(found: KvAudit) -> Any:
