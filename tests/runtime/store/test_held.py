@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 
 from runtime.errors import StaleEpoch
-from runtime.store import sessions, steps
-from runtime.store.values import Segment
+from runtime.store import sessions, steps, whole
+from runtime.store.values import Event, Segment
 from tests.runtime.store.conftest import checkpoint
 
 WRITES = {
@@ -50,6 +50,34 @@ async def test_a_step_begins_after_whatever_was_written_meanwhile(story, db, oth
     positions = [row["pos"] for row in await db.fetch("SELECT pos FROM events ORDER BY pos")]
     assert len(positions) == len(set(positions))
     assert await db.fetchrow("SELECT 1 FROM steps WHERE step_no = 2 AND state = 'running'")
+
+
+async def test_the_statement_that_does_everything_holds_nothing_that_was_written_to_meanwhile(story, db, other):
+    owner = await story.placed()
+    await story.input(owner, 1, [1])
+
+    async def at_once():
+        return await whole.begin(
+            db,
+            owner,
+            2,
+            "think",
+            state="thinking",
+            states=["thinking"],
+            token="t",
+            message_id=None,
+            opening=None,
+            started=Event("step.started"),
+        )
+
+    for commit in (True, False):
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(WRITES["an event"], story.session_id)
+        beginning = asyncio.create_task(at_once())
+        await waits_for_a_lock(other)
+        await (transaction.commit() if commit else transaction.rollback())
+        assert (await beginning is None) == commit
 
 
 async def test_a_step_does_not_begin_where_the_session_was_taken_over_meanwhile(story, db, other):
