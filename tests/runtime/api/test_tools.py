@@ -71,22 +71,25 @@ async def test_a_choice_may_name_a_tool_that_a_server_is_yet_to_list(app: FastAP
         assert (await client.post(f"/v1/sessions/{session}/events", json=body)).status_code == status
 
 
-async def test_an_output_comes_as_the_bytes_that_were_kept(app: FastAPI, client: httpx.AsyncClient) -> None:
-    session = (await client.post("/v1/sessions", json={})).json()["id"]
-    db: Database = app.state.db
+async def _settled(db: Database, session: str, step: int) -> None:
     await db.execute(
         "INSERT INTO steps (session_id, step_no, tenant_id, kind, state, token_start)"
-        " SELECT session_id, 3, tenant_id, 'tool', 'completed', 0 FROM sessions WHERE session_id = $1",
-        session,
+        " SELECT session_id, $2, tenant_id, 'tool', 'completed', 0 FROM sessions WHERE session_id = $1",
+        *(session, step),
     )
     await db.execute(
         "INSERT INTO tool_calls (session_id, step_no, call_no, tenant_id, name, arguments, argument_digest, effect,"
         " status, fence, owner, lease_until, snapshot_before, result, output)"
-        " SELECT session_id, 3, 0, tenant_id, 'do', '{}', '', 'pure', 'settled', 1, 'n', now(), '', '{}', $2"
+        " SELECT session_id, $2, 0, tenant_id, 'do', '{}', '', 'pure', 'settled', 1, 'n', now(), '', '{}', $3"
         " FROM sessions WHERE session_id = $1",
-        session,
-        b"a\x00\xff\r\n",
+        *(session, step, b"a\x00\xff\r\n"),
     )
+
+
+async def test_an_output_comes_as_the_bytes_that_were_kept(app: FastAPI, client: httpx.AsyncClient) -> None:
+    session = (await client.post("/v1/sessions", json={})).json()["id"]
+    db: Database = app.state.db
+    await _settled(db, session, 3)
     answer = await client.get(f"/v1/sessions/{session}/steps/3/calls/0/output")
     assert (answer.status_code, answer.content) == (200, b"a\x00\xff\r\n")
     assert answer.headers["content-type"] == "application/octet-stream"
@@ -94,3 +97,28 @@ async def test_an_output_comes_as_the_bytes_that_were_kept(app: FastAPI, client:
         assert (await client.get(f"/v1/sessions/{session}/{missing}/output")).status_code == 404
     assert (await client.get(f"/v1/sessions/{session}/steps/-1/calls/0/output")).status_code == 400
     assert (await client.get("/v1/sessions/ses_other/steps/3/calls/0/output")).status_code == 404
+
+
+async def test_a_fork_has_the_outputs_of_the_steps_that_it_began_with(app: FastAPI, client: httpx.AsyncClient) -> None:
+    db: Database = app.state.db
+    sessions = [(await client.post("/v1/sessions", json={})).json()["id"] for _ in range(4)]
+    for name, parent, step, call in (
+        (sessions[1], sessions[0], 3, None),
+        (sessions[2], sessions[1], 4, None),
+        (sessions[3], sessions[0], 3, 0),  # a child that a tool runs, not a fork
+    ):
+        await db.execute(
+            "UPDATE sessions SET parent_id = $2, parent_step = $3, parent_call = $4 WHERE session_id = $1",
+            *(name, parent, step, call),
+        )
+    for step in (3, 5):
+        await _settled(db, sessions[0], step)
+    status = {
+        (name, step): (await client.get(f"/v1/sessions/{name}/steps/{step}/calls/0/output")).status_code
+        for name in sessions
+        for step in (3, 5)
+    }
+    assert {key for key, found in status.items() if found == 200} == {
+        *((sessions[0], step) for step in (3, 5)),
+        *((name, 3) for name in sessions[1:3]),
+    }
