@@ -120,6 +120,8 @@ def run(task: str, tools: tuple[str, ...], tool_choice: str, rounds: int) -> Non
             turn.feed(event)
             if event.type == "model.delta":
                 click.echo(event.data["text"], nl=False)
+            elif event.type == "message.completed" and event.data["outcome"] == "corrected":
+                click.echo("\n[that was meant as a call and is none; the model was told so]\n", err=True)
             elif event.type == "tool.settled":
                 click.echo(f"\n[{event.data['name']}] {event.data['preview'].rstrip()}\n", err=True)
             if turn.done:
