@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from temporalio import activity
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
@@ -569,3 +570,40 @@ async def test_a_recorded_history_replays(running, client: Client):
     await rested(house, 4)
     await end(handle)
     await Replayer(workflows=[SessionWorkflow]).replay_workflow(await handle.fetch_history())
+
+
+async def completed(handle: WorkflowHandle, activities: int) -> None:
+    """Wait until the server knows that so many activities are done, whether or not anybody has acted on it."""
+    done = EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED
+    while sum(event.event_type == done for event in (await handle.fetch_history()).events) < activities:
+        await asyncio.sleep(0.02)
+
+
+async def test_a_session_whose_worker_is_gone_waits_with_nothing_that_could_run_out_and_goes_on(client):
+    """However long: an hour is as good as a minute where no timeout is under way."""
+    house = House(rounds=1)
+    house.hold.clear()
+    queue, name = f"sessions-{uuid.uuid4().hex}", f"session/{uuid.uuid4().hex}"
+    async with contextlib.AsyncExitStack() as stack:
+        home = [house.take_input, house.think, house.run_tools]
+        await stack.enter_async_context(Worker(client, task_queue=house.queue, activities=home))
+        anywhere = [house.place, house.fail, house.finish]
+        await stack.enter_async_context(Worker(client, task_queue=NODES_QUEUE, activities=anywhere))
+        async with Worker(client, task_queue=queue, workflows=[SessionWorkflow]):
+            handle = await client.start_workflow(
+                SessionWorkflow.run, SessionState("s", inbox=["m1"]), id=name, task_queue=queue
+            )
+            await house.entered.wait()
+        house.hold.set()  # the think ends, and there is no worker to hear of it
+        await completed(handle, 3)  # place, input, think
+        waits = (await handle.describe()).raw_description
+        assert not waits.pending_activities
+        assert waits.pending_workflow_task.attempt <= 1
+        timers = {event.event_type for event in (await handle.fetch_history()).events}
+        assert EventType.EVENT_TYPE_TIMER_STARTED not in timers
+        assert house.steps() == [("input", 1, "m1"), ("think", 2, "required")]
+        async with Worker(client, task_queue=queue, workflows=[SessionWorkflow]):
+            await completed(handle, 5)
+            assert house.steps()[2:] == [("tools", 3), ("think", 4, "none")]
+            assert house.epoch == 1, "nobody was taken for lost"
+            await end(handle)

@@ -182,3 +182,16 @@ async def test_a_step_does_not_end_with_tokens_that_do_not_follow_its_durable_on
             last=Sampled(1, [11], "c"),
         )
     assert await story.events() == told
+
+
+async def test_a_checkpoint_is_as_small_after_many_tokens_as_after_the_first(story, db):
+    owner = await story.placed()
+    for number in range(1, 31):
+        await story.input(owner, number, [number] * 2000)
+    sizes = [
+        row["bytes"]
+        for row in await db.fetch("SELECT pg_column_size(c.*) AS bytes FROM checkpoints c ORDER BY step_no")
+    ]
+    assert len(sizes) == 30
+    assert max(sizes) <= sizes[0] + 16, "it refers to the transcript, and has none of it"
+    assert max(sizes) < 1024
