@@ -45,9 +45,8 @@ class Constraints:
         self._vocab = vocab
         self._lock = Lock()
         self._trie: Any = None
-        self._compiled: OrderedDict[str, Any] = (
-            OrderedDict()
-        )  # as they begin; a session asks for the same at every think
+        # Matchers at the beginning of their grammar; a session asks for the same one at every think.
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
 
     def build(self, grammar: str, replayed: Sequence[int] = ()) -> Constraint:
         """Compile a grammar and walk it over tokens generated before. Blocking; ~1 ms once the trie is built.

@@ -105,7 +105,7 @@ async def _unanswered(s: Services, what: InputIn, behind: Past) -> list[Segment]
     if behind.said is None or behind.said.get("outcome") != "tools":
         return []
     row = await s.db.fetchrow(
-        "SELECT step_no, output FROM steps WHERE session_id = $1 AND step_no < $2 AND live"
+        "SELECT step_no FROM steps WHERE session_id = $1 AND step_no < $2 AND live"
         " AND state = 'completed' AND kind IN ('input', 'think', 'tool') ORDER BY step_no DESC LIMIT 1",
         what.session_id,
         what.step_no,
@@ -118,7 +118,7 @@ async def _unanswered(s: Services, what: InputIn, behind: Past) -> list[Segment]
         row["step_no"],
     )
     settled = {one["call_no"]: as_text(one["result"], one["output"] or b"") for one in rows}
-    calls = [*enumerate(row["output"]["calls"])] or [(0, {"name": "none"})]
+    calls = [*enumerate(behind.said["calls"])] or [(0, {"name": "none"})]
     results = [
         ToolResult(f"call_{row['step_no']}_{no}", call["name"], settled.get(no, DID_NOT_END)) for no, call in calls
     ]

@@ -66,15 +66,14 @@ class Recent:
             return None
         return replace(past, tokens=list(past.tokens))
 
-    def forget(self, session_id: str) -> None:
-        self._pasts.pop(session_id, None)
-
 
 async def past(db: Database, recent: Recent, what: StepIn | ThinkIn | InputIn) -> Past:
     """Steps before this one have ended, and stay as they are."""
-    found = recent.find(what)
-    if found is not None:
-        return found
+    return recent.find(what) or await read(db, what)
+
+
+async def read(db: Database, what: StepIn | ThinkIn | InputIn) -> Past:
+    """From the record."""
     tokens, base, known, said = await asyncio.gather(
         steps.transcript(db, what.session_id, what.step_no),
         checkpoints.base(db, what.session_id),

@@ -12,6 +12,7 @@ from runtime.steps.generating import Ask, End, Generation
 from runtime.steps.listing import catalog, catalog_of
 from runtime.steps.reading import Reading, read
 from runtime.steps.recent import Past, past
+from runtime.steps.recent import read as read_past
 from runtime.steps.services import Services
 from runtime.store import budgets, steps
 from runtime.store.standing import Standing
@@ -25,12 +26,11 @@ async def think(s: Services, what: ThinkIn, execution: str) -> Standing | None:
     """Where the session stands after it; None where that is for the record to say."""
     owner = s.owner(what.session_id, what.epoch)
     opening = Segment("scaffold", s.chat.assistant_open())
-    ahead = _ahead(s, what, opening)
+    kept = s.recent.find(what)
+    ahead = _ahead(s, what, kept, opening) if kept else None
     try:
-        attempt, behind = await asyncio.gather(
-            steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening),
-            past(s.db, s.recent, what),
-        )
+        begin = steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening)
+        attempt, behind = (await begin, kept) if kept else await asyncio.gather(begin, read_past(s.db, what))
         if attempt.done is not None or attempt.held:
             return None
         if ahead is not None and attempt.attempt_no > 1:
@@ -42,11 +42,10 @@ async def think(s: Services, what: ThinkIn, execution: str) -> Standing | None:
             await ahead.stop()
 
 
-def _ahead(s: Services, what: ThinkIn, opening: Segment) -> Generation | None:
+def _ahead(s: Services, what: ThinkIn, behind: Past, opening: Segment) -> Generation | None:
     """The engine at work for the think's first attempt, where all that it must be told is known from the step before;
     the record of the beginning is written meanwhile."""
-    behind = s.recent.find(what)
-    if behind is None or behind.session is None or budgets.limits(behind.session):
+    if behind.session is None or budgets.limits(behind.session):
         return None
     config = SessionConfig.model_validate(behind.session.config)
     if config.servers:
