@@ -44,7 +44,7 @@ class _Start:
         self.reader, self.info = os.pipe()
         self.filter = pipe_with(seccomp.program(counted="memory" in held))
         limits = {
-            "nproc": None if "pids" in held else spec.limits.pids,
+            "nproc": None if "pids" in held else spec.limits.pids + 1,
             "data": 2 * spec.limits.memory_bytes,  # per process: a ceiling until the watchdog looks
         }
         config = {

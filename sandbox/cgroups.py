@@ -60,8 +60,8 @@ class Cgroups:
         return sorted(name[start:] for name in found)
 
     def _settings(self, limits: Limits) -> list[tuple[str, str, str]]:
-        # The workspace is in memory and has a limit of its own; two more for the agent and a shepherd.
-        memory, pids = str(limits.footprint_bytes), str(limits.pids + 2)
+        # The workspace is in memory and has a limit of its own; three more for the agent and two shepherds.
+        memory, pids = str(limits.footprint_bytes), str(limits.pids + 3)
         quota = max(1000, int(limits.cpu * PERIOD_US))
         if self.version == 2:
             cpu = [("cpu", "cpu.max", f"{quota} {PERIOD_US}")]

@@ -161,7 +161,7 @@ class DockerDriver:
         owner = f"uid={uid},gid={gid},nosuid,nodev,exec"
         words = ["--pull", "never", "--name", self._container(spec.sandbox_id), "--network", "none", "--read-only"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{uid}:{gid}"]
-        words += ["--pids-limit", str(limits.pids + 2), "--memory", memory, "--memory-swap", memory]
+        words += ["--pids-limit", str(limits.pids + 3), "--memory", memory, "--memory-swap", memory]
         words += ["--cpus", str(limits.cpu), "--shm-size", str(SHM_BYTES), "--log-driver", "none"]
         words += ["--tmpfs", f"/work:rw,mode=0755,size={limits.workspace_bytes},{owner}"]
         words += ["--tmpfs", f"/tmp:rw,mode=1777,size={limits.tmp_bytes},{owner}"]

@@ -198,6 +198,7 @@ def _lay_out(root: Path, sources: dict[str, str], python: str) -> None:
     for path in AGENT_SOURCE.glob("*.py"):
         shutil.copy2(path, agent / path.name)
     _compile(root, agent)
+    _index_libraries(root)
     for base, folders, _ in os.walk(root):
         for name in folders:
             folder = os.path.join(base, name)
@@ -216,6 +217,13 @@ def _compile(root: Path, agent: Path) -> None:
         env={"PATH": SYSTEM_PATH},
         check=False,
     )
+
+
+def _index_libraries(root: Path) -> None:
+    """The loader's index, without which every program searches a dozen folders for each library; it may be missing."""
+    program = shutil.which("ldconfig", path=SYSTEM_PATH)
+    if program is not None:
+        subprocess.run([program, "-X", "-r", str(root)], capture_output=True, timeout=60, check=False)
 
 
 __all__ = ["AGENT_HOME", "Image", "build", "host_python", "ready"]

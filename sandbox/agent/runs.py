@@ -13,7 +13,7 @@ from abc import abstractmethod
 from contextlib import suppress
 from typing import Any
 
-from .calls import PIECE, Call, launch
+from .calls import PIECE, Call, Shepherd, launch
 from .errors import Refused
 from .files import FileOperations
 from .processes import below, kill, name_of, processes, send_signal
@@ -21,6 +21,8 @@ from .talk import Talk
 from .wire import Broken, Connection
 
 JOURNAL_BYTES = 32 << 20
+SPARE_S = 0.02
+TICK_S = 0.05
 Json = dict[str, Any]
 
 
@@ -32,7 +34,12 @@ class Runs(FileOperations):
         self.config = config
         self.calls: dict[str, Call] = {}
         self.shepherds: dict[int, Call] = {}
+        self.spare: Shepherd | None = None
+        self.going: set[int] = set()
+        self.look_again = 0.0
+        self.spare_at = 0.0  # not while the call that took the last one starts
         self.selector = selectors.DefaultSelector()
+        self.oom_counters = [fd for place in config["oom_counters"] if (fd := counter(place)) is not None]
 
     @abstractmethod
     def rearm(self, connection: Connection) -> None: ...
@@ -63,9 +70,16 @@ class Runs(FileOperations):
         kind = Talk if header.get("stdin_open") else Call
         call = kind(header["key"], digest, header, stdin)
         call.oom_before = self.oom_kills()
-        launch(call, header, self.directory(header["cwd"]), self.config)
+        spare, self.spare = self.spare, None
+        now = time.monotonic()
+        self.spare_at = now + SPARE_S
+        if not self.shepherds:
+            self.look_again = now + TICK_S
+        launch(call, header, self.directory(header["cwd"]), spare or Shepherd(self.config), self.config)
         self.calls[call.key] = call
-        self.shepherds[call.shepherd] = call
+        self.shepherds[call.shepherd.pid] = call
+        line = call.shepherd.line
+        self.selector.register(line, selectors.EVENT_READ, lambda _: self.news(call))
         for name, fd in call.pipes.items():
             event = selectors.EVENT_WRITE if name == "in" else selectors.EVENT_READ
             self.selector.register(fd, event, lambda _, name=name: self.pump(call, name))
@@ -86,12 +100,6 @@ class Runs(FileOperations):
             else:
                 data = os.read(fd, PIECE)
                 more = bool(data)
-                if name == "status":
-                    if len(data) == 4:
-                        self.ended(call, struct.unpack("i", data)[0])
-                    else:
-                        self.bury(call)
-                    return False
                 if call.result is None and data:
                     head = call.capture(name, data)
                     if head:
@@ -120,33 +128,66 @@ class Runs(FileOperations):
             except Broken:
                 self.drop(connection)
 
-    def bury(self, call: Call) -> None:
-        """The shepherd closed its end without a word: it is dying, killed by its own tool."""
-        with suppress(ChildProcessError):
-            os.waitpid(call.shepherd, 0)
-        self.shepherds.pop(call.shepherd, None)
-        self.buried(call)
+    def news(self, call: Call) -> None:
+        """What a shepherd says: how its tool ended, or that nothing of the call is left; or it died without a word."""
+        try:
+            said = call.shepherd.line.recv(4)
+        except OSError as error:
+            if isinstance(error, BlockingIOError):
+                return
+            said = b""
+        if len(said) == 4:
+            self.ended(call, struct.unpack("i", said)[0])
+        elif said == b".":
+            self.leave(call)
+            if self.spare is None:
+                self.spare = call.shepherd
+            else:
+                self.let_go(call.shepherd)
+        else:
+            self.bury(call)
 
-    def buried(self, call: Call) -> None:
-        """A shepherd ends after its last process. If a tool killed it, its orphans are ours now and must not stay."""
-        strays = self.strays()
-        if strays:
-            kill(self.strays)
-        if "status" in call.pipes:
-            data = b""
-            with suppress(BlockingIOError):
-                data = os.read(call.pipes["status"], PIECE)
-            self.ended(call, struct.unpack("i", data)[0] if len(data) == 4 else signal.SIGKILL)
+    def leave(self, call: Call) -> None:
+        """Nothing of the call runs any more."""
+        self.shepherds.pop(call.shepherd.pid, None)
+        self.selector.unregister(call.shepherd.line)
         for name in ("out", "err"):
             self.close_pipe(call, name)
 
+    def let_go(self, shepherd: Shepherd) -> None:
+        """It ends when it sees that nobody talks to it; until then it is no stray."""
+        self.going.add(shepherd.pid)
+        shepherd.line.close()
+
+    def bury(self, call: Call) -> None:
+        """A shepherd was killed, by its own tool: the orphans are ours now and must not stay."""
+        if self.shepherds.get(call.shepherd.pid) is not call:
+            return
+        with suppress(OSError):
+            while len(said := call.shepherd.line.recv(4)) == 4:
+                self.ended(call, struct.unpack("i", said)[0])
+        if call.result is None:
+            self.ended(call, signal.SIGKILL)
+        self.leave(call)
+        call.shepherd.line.close()
+        if self.strays():
+            kill(self.strays)
+
+    def make_spare(self) -> None:
+        """Where there is no room for it now, a call will find out for itself."""
+        with suppress(Refused):
+            self.spare = self.spare or Shepherd(self.config)
+
+    def ours(self) -> set[int]:
+        """Processes that are no tool's."""
+        return {os.getpid(), *self.shepherds, *self.going, *([self.spare.pid] if self.spare else [])}
+
     def strays(self) -> set[int]:
         table = processes()
-        return below({os.getpid(), *self.shepherds}, table) - below(set(self.shepherds), table)
+        return below(self.ours(), table) - below(set(self.shepherds), table)
 
     def ended(self, call: Call, status: int) -> None:
         """The tool itself is over. What it left running lives on below its shepherd, its output thrown away."""
-        self.close_pipe(call, "status")
         self.close_pipe(call, "in")
         for name in ("out", "err"):
             for _ in range(32):  # more than a pipe holds: a background writer must not keep us here
@@ -164,6 +205,7 @@ class Runs(FileOperations):
         call.subscribers = []
         self.heard(call)
         self.trim()
+        self.spare_at = 0.0
 
     def trim(self) -> None:
         """Old calls lose their output, never their result: a key is remembered as long as the sandbox lives."""
@@ -185,21 +227,21 @@ class Runs(FileOperations):
         return {"state": "finished", "result": call.result}, output
 
     def tree(self, call: Call) -> set[int]:
-        return below({call.shepherd}, processes())
+        return below({call.shepherd.pid}, processes())
 
     def everything(self) -> set[int]:
-        return below({os.getpid()} | set(self.shepherds), processes())
+        return below(self.ours(), processes())
 
     def end_tree(self, call: Call, reason: str) -> list[int]:
         if call.result is None and call.reason is None:
             call.reason = reason
         killed = kill(lambda: self.tree(call))
-        send_signal(call.shepherd, signal.SIGCONT)  # its tool may have stopped it, and it has an end to report
+        send_signal(call.shepherd.pid, signal.SIGCONT)  # its tool may have stopped it, and it has an end to report
         return killed
 
     def op_kill(self, connection: Connection, header: Json, body: bytes) -> tuple[Json, bytes]:
         call = self.calls.get(header["key"])
-        if call is None or call.shepherd not in self.shepherds:
+        if call is None or self.shepherds.get(call.shepherd.pid) is not call:
             return {"killed": []}, b""
         return {"killed": self.end_tree(call, "signal")}, b""
 
@@ -214,14 +256,17 @@ class Runs(FileOperations):
 
     def oom_kills(self) -> int:
         """How often the kernel's memory limit has killed in here; 0 where nobody counts."""
-        for path in self.config["oom_counters"]:
-            try:
-                with open(path, "rb", closefd=not isinstance(path, int)) as f:
-                    if isinstance(path, int):
-                        f.seek(0)
-                    for line in f:
-                        if line.startswith(b"oom_kill "):
-                            return int(line.split()[1])
-            except OSError:
-                continue
+        for fd in self.oom_counters:
+            with suppress(OSError):
+                for line in os.pread(fd, 4096, 0).splitlines():
+                    if line.startswith(b"oom_kill "):
+                        return int(line.split()[1])
         return 0
+
+
+def counter(place: int | str) -> int | None:
+    """A descriptor of the file that counts: inherited, or opened; None where there is no such file."""
+    try:
+        return place if isinstance(place, int) else os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

@@ -16,10 +16,10 @@ from typing import Any
 
 from .errors import Refused
 from .processes import below, processes, proportional_bytes, resident_bytes, send_signal
+from .runs import SPARE_S, TICK_S
 from .talks import Talks
 from .wire import Broken, Connection
 
-TICK_S = 0.05
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 4, 38, 22, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 Json = dict[str, Any]
@@ -71,8 +71,12 @@ class Agent(Talks):
             for call in [call for call in self.shepherds.values() if call.result is None and call.deadline <= now]:
                 call.deadline = now + 3600
                 self.end_tree(call, "timeout")
-            if self.shepherds:
+            if self.shepherds and now >= self.look_again:
+                self.look_again = now + TICK_S
                 self.watch()
+            if self.spare is None and now >= self.spare_at:
+                self.spare_at = now + TICK_S
+                self.make_spare()
             if not self.connections and now - self.alone_since > self.config["ttl_s"]:
                 self.kill_all()
                 return
@@ -90,7 +94,7 @@ class Agent(Talks):
     def patience(self) -> float:
         """How long to wait for events: until the next deadline of a call that still runs, or the next look around."""
         if not self.shepherds:
-            return 1.0
+            return 1.0 if self.spare else SPARE_S
         deadlines = [call.deadline for call in self.shepherds.values() if call.result is None]
         return max(0.0, min([TICK_S, *(deadline - time.monotonic() for deadline in deadlines)]))
 
@@ -212,9 +216,13 @@ class Agent(Talks):
                 return
             if pid == 0:
                 return
-            call = self.shepherds.pop(pid, None)
+            self.going.discard(pid)
+            call = self.shepherds.get(pid)
             if call is not None:
-                self.buried(call)
+                self.bury(call)
+            elif self.spare is not None and pid == self.spare.pid:
+                self.spare.line.close()
+                self.spare = None
 
     def watch(self) -> None:
         """Memory where the kernel does not count it for us, and files beyond number."""
