@@ -37,6 +37,7 @@ from .errors import (
     StaleEpoch,
 )
 from .fake import FakeDriver
+from .pool import Budget, Figures, Pool
 from .spec import Chunk, Description, Entry, Handle, Limits, Result, Running, Said, SandboxSpec, Volume
 from .tools import TOOLS, BuiltinTool, tool_argv
 
@@ -48,6 +49,7 @@ __all__ = [
     "BlobCorrupt",
     "BlobMissing",
     "BlobStore",
+    "Budget",
     "BuiltinTool",
     "Call",
     "Choice",
@@ -57,12 +59,14 @@ __all__ = [
     "Driver",
     "Entry",
     "FakeDriver",
+    "Figures",
     "FileMissing",
     "Handle",
     "KeyConflict",
     "Limits",
     "NoSandbox",
     "OperationFailed",
+    "Pool",
     "Result",
     "Running",
     "Said",

@@ -154,16 +154,25 @@ class Call:
     async def _follow(self) -> Result:
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        try:
-            timeout_s = self._request["timeout_s"]
-            async with asyncio.timeout(None if timeout_s is None else float(timeout_s) + GRACE_S):
-                for _ in range(3):
-                    result = await self._follow_once()
-                    if result is not None:
-                        return result
-        except (SandboxLost, TimeoutError):
-            pass
+        timeout_s = self._request["timeout_s"]
+        with suppress(SandboxLost):
+            while True:
+                try:
+                    async with asyncio.timeout(None if timeout_s is None else float(timeout_s) + GRACE_S):
+                        for _ in range(3):
+                            result = await self._follow_once()
+                            if result is not None:
+                                return result
+                        break
+                except TimeoutError:
+                    if not await self._is_paused():
+                        break
         return Result("lost", None, 0, 0, True, loop.time() - begin, bytes(self._output))
+
+    async def _is_paused(self) -> bool:
+        """Then its deadline is later than we thought."""
+        header, _ = await self._channel.request("lookup", key=self.key, output=False)
+        return bool(header.get("paused"))
 
     async def _follow_once(self) -> Result | None:
         link = await self._channel.connected()

@@ -24,9 +24,9 @@ class Sandbox:
     than the agent has seen raises StaleEpoch, a higher one fences all others off.
     """
 
-    def __init__(self, handle: Handle, epoch: int | None = None) -> None:
+    def __init__(self, handle: Handle, epoch: int | None = None, channel: Channel | None = None) -> None:
         self.handle = handle
-        self._channel = Channel(handle, handle.epoch if epoch is None else epoch)
+        self._channel = channel or Channel(handle, handle.epoch if epoch is None else epoch)
 
     @property
     def epoch(self) -> int:
@@ -40,6 +40,15 @@ class Sandbox:
             await self.close()
             raise
         return self
+
+    async def handed_to(self, handle: Handle, patience_s: float) -> Sandbox:
+        """The same connection for the sandbox's next owner, whose epoch is higher; this object is done with.
+
+        Raises SandboxLost where the agent does not answer.
+        """
+        self._channel.handle, self._channel.epoch = handle, handle.epoch
+        await self._channel.request("ping", reply_s=patience_s)
+        return Sandbox(handle, channel=self._channel)
 
     async def start(
         self,
@@ -118,6 +127,24 @@ class Sandbox:
     async def kill(self, key: str) -> None:
         """Kills a call's whole tree, what it left in the background included. Unknown keys are no error."""
         await self._channel.request("kill", key=key)
+
+    async def pause(self) -> int:
+        """Stops every process of the tools, whoever is connected, until `resume`; returns how many. Repeated: 0.
+
+        Calls keep their state and their place: a start waits, and no deadline passes meanwhile. Files can be read and
+        written, and snapshots taken.
+        """
+        header, _ = await self._channel.request("pause")
+        return int(header["stopped"])
+
+    async def resume(self) -> None:
+        """Undoes `pause`; deadlines are later by as long as it lasted. Where nothing is paused: no error."""
+        await self._channel.request("resume")
+
+    async def busy(self) -> int:
+        """How many calls have a process that runs, those that have ended but left something behind included."""
+        header, _ = await self._channel.request("ping")
+        return int(header["calls"])
 
     async def killall(self) -> Names:
         """Kills every process but the agent; returns "pid name" of each."""

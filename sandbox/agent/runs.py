@@ -37,6 +37,7 @@ class Runs(FileOperations):
         self.spare: Shepherd | None = None
         self.going: set[int] = set()
         self.look_again = 0.0
+        self.paused_at: float | None = None
         self.spare_at = 0.0  # not while the call that took the last one starts
         self.selector = selectors.DefaultSelector()
         self.oom_counters = [fd for place in config["oom_counters"] if (fd := counter(place)) is not None]
@@ -219,11 +220,13 @@ class Runs(FileOperations):
 
     def op_lookup(self, connection: Connection, header: Json, body: bytes) -> tuple[Json, bytes]:
         call = self.calls.get(header["key"])
+        paused = self.paused_at is not None
         if call is None:
-            return {"state": "unknown"}, b""
+            return {"state": "unknown", "paused": paused}, b""
         output = call.output() if header.get("output", True) else b""
         if call.result is None:
-            return {"state": "running", "elapsed_s": time.monotonic() - call.started, "argv": call.argv}, output
+            since = time.monotonic() - call.started
+            return {"state": "running", "elapsed_s": since, "argv": call.argv, "paused": paused}, output
         return {"state": "finished", "result": call.result}, output
 
     def tree(self, call: Call) -> set[int]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from .calls import Call
 from .errors import Refused
 from .processes import below, processes, proportional_bytes, resident_bytes, send_signal
 from .runs import SPARE_S, TICK_S
@@ -49,6 +50,7 @@ class Agent(Talks):
         self.connections: set[Connection] = set()
         self.alone_since = time.monotonic()
         self.held: list[tuple[Connection, Json, bytes]] = []  # starts that came while the tools were frozen
+        self.paused: list[int] = []
         self.mishaps = 0
         self.files_seen = 0
         listener.setblocking(False)
@@ -68,7 +70,7 @@ class Agent(Talks):
             for key, mask in self.selector.select(self.patience()):
                 self.handle(key.data, mask)
             now = time.monotonic()
-            for call in [call for call in self.shepherds.values() if call.result is None and call.deadline <= now]:
+            for call in [call for call in self.on_the_clock() if call.deadline <= now]:
                 call.deadline = now + 3600
                 self.end_tree(call, "timeout")
             if self.shepherds and now >= self.look_again:
@@ -95,8 +97,12 @@ class Agent(Talks):
         """How long to wait for events: until the next deadline of a call that still runs, or the next look around."""
         if not self.shepherds:
             return 1.0 if self.spare else SPARE_S
-        deadlines = [call.deadline for call in self.shepherds.values() if call.result is None]
+        deadlines = [call.deadline for call in self.on_the_clock()]
         return max(0.0, min([TICK_S, *(deadline - time.monotonic() for deadline in deadlines)]))
+
+    def on_the_clock(self) -> list[Call]:
+        running = [call for call in self.shepherds.values() if call.result is None]
+        return running if self.paused_at is None else []
 
     def accept(self, _: int) -> None:
         try:
@@ -156,7 +162,7 @@ class Agent(Talks):
             operation = self.operations().get(header.get("op", ""))
             if operation is None:
                 raise Refused("request", f"unknown operation {header.get('op')!r}")
-            if header["op"] == "start" and any(each.freezing for each in self.connections):
+            if header["op"] == "start" and header["key"] not in self.calls and self.stands_still():
                 self.held.append((connection, header, body))
                 return
             reply = operation(connection, header, body)
@@ -171,6 +177,9 @@ class Agent(Talks):
         if reply is not None:
             connection.send({"id": header.get("id"), **reply[0]}, reply[1])
 
+    def stands_still(self) -> bool:
+        return self.paused_at is not None or any(each.freezing for each in self.connections)
+
     def fence(self, epoch: int) -> None:
         if epoch < self.epoch:
             raise Refused("epoch", f"epoch {epoch} is over; this sandbox is held by epoch {self.epoch}")
@@ -184,6 +193,8 @@ class Agent(Talks):
             "kill": self.op_kill,
             "killall": lambda *_: ({"killed": self.kill_all()}, b""),
             "freeze": self.op_freeze,
+            "pause": self.op_pause,
+            "resume": self.op_resume,
             "thaw": lambda connection, *_: self.thaw(connection),
             **self.talk_operations(),
             **self.file_operations(),
@@ -194,17 +205,39 @@ class Agent(Talks):
         connection.frozen += self.freeze(self.everything)
         return {"frozen": len(connection.frozen)}, b""
 
+    def op_pause(self, connection: Connection, header: Json, body: bytes) -> tuple[Json, bytes]:
+        """Like freezing, but for everybody, until somebody resumes."""
+        if self.paused_at is None:
+            self.paused_at = time.monotonic()
+        stopped = self.freeze(self.everything)
+        self.paused += stopped
+        return {"stopped": len(stopped)}, b""
+
+    def op_resume(self, connection: Connection, header: Json, body: bytes) -> tuple[Json, bytes]:
+        paused, self.paused = self.paused, []
+        if self.paused_at is not None:
+            for call in self.shepherds.values():
+                call.deadline += time.monotonic() - self.paused_at
+            self.paused_at = None
+        for pid in paused:
+            send_signal(pid, signal.SIGCONT)
+        self.begin_held()
+        return {}, b""
+
     def thaw(self, connection: Connection) -> tuple[Json, bytes]:
         for pid in connection.frozen:
             send_signal(pid, signal.SIGCONT)
         if connection.freezing:
             self.workspace.relock()
         connection.frozen, connection.freezing = [], False
+        self.begin_held()
+        return {}, b""
+
+    def begin_held(self) -> None:
         held, self.held = self.held, []
         for waiting, header, body in held:
             if waiting in self.connections:
                 self.answer(waiting, header, body)
-        return {}, b""
 
     def reap(self, woken: socket.socket) -> None:
         with suppress(BlockingIOError):
