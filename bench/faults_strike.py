@@ -15,7 +15,7 @@ import psutil
 from bench.faults_bed import Bed, filled
 from bench.faults_plan import Fault
 from runtime.errors import Unavailable
-from runtime.store import Database, fleet
+from runtime.store import Database, sandboxes
 
 Struck = dict[str, Any]
 
@@ -78,7 +78,7 @@ class Striker:
         if fault.target == "sandbox":
             try:
                 async with Database(self.bed.stack.postgres_dsn, patience_s=5.0) as db:
-                    row = await fleet.sandbox_of(db, session_id)
+                    row = await sandboxes.of_session(db, session_id)
             except Unavailable:  # another fault has Postgres
                 return {}
             return {"sandbox": row["handle"]["pid"]} if row and row["handle"] else {}

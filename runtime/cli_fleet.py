@@ -26,12 +26,25 @@ def nodes(as_json: bool) -> None:
             click.echo(json.dumps(one))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("node", "state", "model", "last heard of", "sessions", "running"):
+    for column in ("node", "state", "model", "last heard of", "sessions", "running", "sandboxes"):
         table.add_column(column)
     for one in found:
         heard = f"{one['heartbeat_age_s']:.0f} s ago"
-        table.add_row(one["id"], one["state"], one["model"], heard, str(one["sessions"]), str(one["running"]))
+        counts = [str(one["sessions"]), str(one["running"]), _sandboxes(one["sandboxes"])]
+        table.add_row(one["id"], one["state"], one["model"], heard, *counts)
     Console().print(table)
+
+
+def _sandboxes(one: dict[str, Any]) -> str:
+    """How many, how many more are ready, and how many sessions had to wait longer than the budget says."""
+    text = f"{one['live']} {one.get('backend') or '?'}"
+    pool = one.get("pool")
+    if pool:
+        late = f", {pool['late']} of {pool['claims']} claims late" if pool["late"] else ""
+        text += f", {pool['ready']} ready{late}"
+        if pool["failure"]:
+            text += f", none starts: {pool['failure']}"
+    return text
 
 
 @click.group()

@@ -22,7 +22,7 @@ from temporalio.service import RPCError
 from runtime.errors import StaleEpoch, TenutoError
 from runtime.steps import Services
 from runtime.steps.sharing import share
-from runtime.store import events, fleet, placement
+from runtime.store import events, fleet, placement, sandboxes
 from runtime.store.values import Event
 from sandbox import Handle, SandboxError
 from workflows.contract import node_queue, workflow_id
@@ -72,6 +72,7 @@ class Drain:
         try:
             late = await self._s.leaving.empty(STEPS_END_WITHIN_S, HAND_OVER_WITHIN_S)
             moved = await self._move_all()
+            await self._s.pool.aclose()
             await fleet.note_drained(self._s.db, self._s.node_id, self._s.boot)
         except Exception:
             log.exception("draining failed")
@@ -95,7 +96,7 @@ class Drain:
         if receipt is not None and receipt.status == "accepted":
             about = {"tier": "shared", "pages": receipt.pages, "bytes": receipt.bytes}
             await self._tell(row, Event("kv.offloaded", about))
-        handle = await fleet.give_up_sandbox(self._s.db, session_id, row["epoch"])
+        handle = await sandboxes.give_up(self._s.db, session_id, row["epoch"])
         if handle is not None:
             try:
                 await self._s.driver.release(Handle.from_json(handle))

@@ -26,15 +26,17 @@ from runtime.steps.blob_lock import BlobLock
 from runtime.steps.closing import free_pages
 from runtime.steps.collecting import collect_all
 from runtime.steps.leaving import Watched
+from runtime.steps.resting import SpareBook, release_idle, usual_spec
 from runtime.steps.sharing import share_at_rest
-from runtime.store import Database, fleet, retention
+from runtime.store import Database, fleet, retention, sandboxes
 from runtime.tools.egress import Egress
-from sandbox import BlobStore, Description, Driver, choose_driver
+from sandbox import BlobStore, Budget, Driver, Pool, choose_driver
 from workflows.contract import NODES_QUEUE, THINK, node_queue
 
 log = logging.getLogger(__name__)
 
 REAP_EVERY_S = 30.0
+REST_EVERY_S = 5.0
 SWEEP_EVERY_S = 3600.0
 BEAT_EVERY_S = 1.0
 ENGINE_SILENT_S = 8.0
@@ -62,45 +64,53 @@ async def serve(settings: Settings) -> None:
             driver=driver,
             blobs=BlobStore(settings.blobs_dir),
             volumes=settings.sandbox_volumes,
+            pool=Pool(
+                driver,
+                usual_spec(settings.sandbox_volumes),
+                Budget(cold_start_s=settings.sandbox_cold_start_s, most=settings.sandbox_spares),
+                SpareBook(db, settings.node_id, boot),
+            ),
             egress=Egress(settings.egress_allow),
             temporal=client,
             blob_lock=BlobLock(settings.blobs_lock_path),
             shares=settings.shared_kv is not None,
         )
+        await sandboxes.forget_spares(db, settings.node_id, boot)
         await reap(db, driver)
         await collect_all(services)
         await engine.ready(timeout_s=600)
         await _collect_pages(db, engine)
-        await _register(services, settings, await driver.describe())
+        await _register(services, settings)
         drain = Drain(services, client)
         async with _background(
             _beat(services, drain),
             _reap_forever(services),
+            _rest_forever(services, settings.sandbox_idle_s),
             delivery.reconcile_forever(client, db),
             drain_forever(engine, db),
             _sweep_forever(db, settings.retention_days),
         ):
-            async with _workers(client, services):
+            async with services.pool, _workers(client, services):
                 announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)
                 await until_stopped()
                 await drain.on_the_way_out()
 
 
-async def _register(s: Services, settings: Settings, sandbox: Description) -> None:
+async def _register(s: Services, settings: Settings) -> None:
     queue = node_queue(s.node_id, s.boot)
     card = s.engine.card.as_message()
     address = settings.engine_address_required
-    await fleet.register_node(s.db, s.node_id, s.boot, queue, card, _as_json(sandbox), address)
+    await fleet.register_node(s.db, s.node_id, s.boot, queue, card, await _sandboxes(s), address)
 
 
 async def reap(db: Database, driver: Driver) -> list[str]:
-    """Remove every sandbox of this machine that no open session holds; returns their ids."""
+    """Remove every sandbox of this machine that no open session holds and no node keeps ready; returns their ids."""
     await db.execute(
         "UPDATE sandboxes b SET state = 'released', released_at = now() FROM sessions s"
         " WHERE b.session_id = s.session_id AND b.state <> 'released' AND s.state IN ('cancelled', 'completed')"
     )
     found = await driver.found()  # before the record is asked: what any node creates meanwhile is none of these
-    reaped = await driver.reap(await fleet.live_sandboxes(db), found)
+    reaped = await driver.reap(await sandboxes.live(db), found)
     if reaped:
         log.warning("reaped sandboxes without a session: %s", ", ".join(reaped))
     return reaped
@@ -117,9 +127,27 @@ async def _collect_pages(db: Database, engine: EngineLink) -> None:
         log.warning("deleted %d pages that no session names", deleted)
 
 
-def _as_json(description: Description) -> dict[str, Any]:
-    limits = dict(description.limits_enforced)
-    return {"backend": description.backend, "isolation": description.isolation, "limits": limits}
+async def _sandboxes(s: Services) -> dict[str, Any]:
+    """The driver as it describes itself now, and what the pool has."""
+    described = await s.driver.describe()
+    return {
+        "backend": described.backend,
+        "isolation": described.isolation,
+        "limits": dict(described.limits_enforced),
+        "notes": list(described.notes),
+        "pool": s.pool.figures().as_json(),
+    }
+
+
+async def _rest_forever(s: Services, idle_s: float) -> None:
+    """Give up sandboxes that nobody uses, and say what the pool has."""
+    while True:
+        await asyncio.sleep(min(REST_EVERY_S, idle_s / 2))
+        try:
+            await release_idle(s, idle_s)
+            await fleet.note_sandboxes(s.db, s.node_id, s.boot, await _sandboxes(s))
+        except Exception:
+            log.exception("idle sandboxes could not be looked through; trying again")
 
 
 async def _sweep_forever(db: Database, keep_days: float) -> None:
@@ -139,6 +167,7 @@ async def _reap_forever(s: Services) -> None:
     while True:
         await asyncio.sleep(REAP_EVERY_S)
         try:
+            await sandboxes.forget_spares(s.db, s.node_id, s.boot)
             await reap(s.db, s.driver)
             await _forget_ended(s)
             if s.engine.connections != looked_through:

@@ -83,6 +83,9 @@ class Settings:
     shared_kv_bytes: int = 16 * GIB
     sandbox: str | None = None
     sandbox_volumes: tuple[Volume, ...] = ()
+    sandbox_cold_start_s: float = 0.1
+    sandbox_spares: int = 4
+    sandbox_idle_s: float = 60.0
     egress_allow: tuple[Entry, ...] = ()
     nodes: int = 1
     workers: int = 1
@@ -349,6 +352,9 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_SHARED_KV_BYTES": Key("shared_kv_bytes", parse_size),
     "TENUTO_SANDBOX": Key("sandbox", _sandbox),
     "TENUTO_SANDBOX_VOLUMES": Key("sandbox_volumes", _volumes),
+    "TENUTO_SANDBOX_COLD_START_S": Key("sandbox_cold_start_s", _number(float, 0, 3600, "seconds, from 0 to 3600")),
+    "TENUTO_SANDBOX_SPARES": Key("sandbox_spares", _number(int, 0, 64, "a number of sandboxes from 0 to 64")),
+    "TENUTO_SANDBOX_IDLE_S": Key("sandbox_idle_s", _number(float, 1, 86_400, "seconds, from 1 to 86400")),
     "TENUTO_EGRESS_ALLOW": Key("egress_allow", parse_allow),
     "TENUTO_NODES": Key("nodes", _number(int, 1, 16, "a number of nodes from 1 to 16")),
     "TENUTO_WORKERS": Key("workers", _number(int, 1, 16, "a number of workers from 1 to 16")),

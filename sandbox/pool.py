@@ -172,28 +172,35 @@ class Pool:
         await asyncio.gather(*(self._discard(*spare) for spare in left))
 
     async def claim(self, spec: SandboxSpec) -> tuple[Handle, Sandbox, bool]:
-        """A sandbox for `spec`: its handle, a connection to it, and whether it was ready.
+        """A sandbox for `spec`: its handle, a connection to it, and whether it was ready. Raises CreateFailed."""
+        spare = await self.take(spec)
+        return (*spare, True) if spare is not None else (*await self.start(spec), False)
 
-        A spare keeps the id that it has; where none is ready, a sandbox with the spec's id is started. A claimed one
-        is still in the book as a spare, so that its new owner can write it down first and take it out then. Raises
-        CreateFailed.
-        """
-        begun = self._clock()
+    async def take(self, spec: SandboxSpec) -> tuple[Handle, Sandbox] | None:
+        """A spare, if one is ready. It keeps its own id, and stays in the book until its new owner, who has written it
+        down, takes it out there."""
+        now = self._clock()
         self._claims += 1
-        shelf = None if self._closing else self._shelf(spec, begun)
-        if shelf is not None:
-            self._last_claim = begun
-            while shelf.ready:
-                handle, sandbox = shelf.ready.popleft()
-                self._changed.set()
-                taken = await _taken(handle, sandbox, spec)
-                if taken is not None:
-                    return *taken, True
-                await self._discard(handle, sandbox)
+        shelf = None if self._closing else self._shelf(spec, now)
+        if shelf is None:
+            return None
+        self._last_claim = now
+        while shelf.ready:
+            handle, sandbox = shelf.ready.popleft()
             self._changed.set()
+            taken = await _taken(handle, sandbox, spec)
+            if taken is not None:
+                return taken
+            await self._discard(handle, sandbox)
+        self._changed.set()
+        return None
+
+    async def start(self, spec: SandboxSpec) -> tuple[Handle, Sandbox]:
+        """A sandbox with the spec's own id, while its caller waits: a miss. Raises CreateFailed."""
+        begun = self._clock()
         self._misses += 1
         try:
-            return *await self._create(spec), False
+            return await self._create(spec)
         finally:
             self._late += self._clock() - begun > self.budget.cold_start_s
 

@@ -50,6 +50,7 @@ def _node(row: dict[str, Any]) -> dict[str, Any]:
         "boot": row["boot"],
         "model": row["card"]["model"],
         "sandbox": row["sandbox"].get("backend"),
+        "sandboxes": {**row["sandbox"], "live": row["sandboxes"]},
         "engine": row["engine"],
         "heartbeat_age_s": round(row["age_s"], 1),
         "sessions": row["sessions"],

@@ -14,7 +14,7 @@ from runtime.steps.leaving import Leaving
 from runtime.steps.recent import Recent
 from runtime.store import Database, Owner
 from runtime.tools.egress import Egress
-from sandbox import BlobStore, Driver, Volume
+from sandbox import BlobStore, Driver, Pool, Volume
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Services:
     blobs: BlobStore
     volumes: tuple[Volume, ...]
     blob_lock: BlobLock
+    pool: Pool
     temporal: Client | None = None  # to tell other sessions at once; without it the reconciler does
     egress: Egress = field(default_factory=Egress)
     shares: bool = False  # there is a store from which other nodes can take pages

@@ -1,4 +1,4 @@
-"""Nodes, sandboxes, where KV lies, and who may call: what the installation knows of itself."""
+"""Nodes, where KV lies, and who may call: what the installation knows of itself."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ async def nodes(db: Database) -> list[dict[str, Any]]:
         " (SELECT count(*) FROM sessions s WHERE s.node_id = n.node_id"
         "   AND s.state NOT IN ('cancelled', 'completed')) AS sessions,"
         " (SELECT count(*) FROM sessions s WHERE s.node_id = n.node_id AND s.state IN ('thinking', 'tool_running'))"
-        " AS running FROM nodes n ORDER BY node_id",
+        " AS running,"
+        " (SELECT count(*) FROM sandboxes b WHERE b.node_id = n.node_id AND b.state = 'live') AS sandboxes"
+        " FROM nodes n ORDER BY node_id",
         NODE_ALIVE_S,
         patience_s=2,
     )
@@ -150,63 +152,14 @@ async def ended_elsewhere(db: Database, node_id: str, within_s: float) -> list[d
     return [dict(row) for row in rows]
 
 
-async def open_sandbox(
-    db: Database, tenant_id: str, session_id: str, sandbox_id: str, node_id: str, driver: str
-) -> None:
-    """Announce a sandbox before it exists, so that the reaper knows it from its first moment."""
+async def note_sandboxes(db: Database, node_id: str, boot: str, sandbox: Mapping[str, Any]) -> None:
+    """What a node's driver is and what its pool has, as it is now."""
     await db.execute(
-        "INSERT INTO sandboxes (sandbox_id, tenant_id, session_id, node_id, driver, state)"
-        " VALUES ($1, $2, $3, $4, $5, 'creating') ON CONFLICT DO NOTHING",
-        sandbox_id,
-        tenant_id,
-        session_id,
+        "UPDATE nodes SET sandbox = $3 WHERE node_id = $1 AND boot = $2 AND sandbox IS DISTINCT FROM $3",
         node_id,
-        driver,
+        boot,
+        dict(sandbox),
     )
-
-
-async def keep_sandbox(db: Database, sandbox_id: str, handle: Mapping[str, Any]) -> None:
-    await db.execute(
-        "UPDATE sandboxes SET state = 'live', handle = $2 WHERE sandbox_id = $1 AND state = 'creating'",
-        sandbox_id,
-        dict(handle),
-    )
-
-
-async def sandbox_of(db: Database, session_id: str) -> dict[str, Any] | None:
-    row = await db.fetchrow("SELECT * FROM sandboxes WHERE session_id = $1 AND state <> 'released'", session_id)
-    return dict(row) if row else None
-
-
-async def close_sandbox(db: Database, sandbox_id: str) -> None:
-    await db.execute(
-        "UPDATE sandboxes SET state = 'released', released_at = now() WHERE sandbox_id = $1 AND state <> 'released'",
-        sandbox_id,
-    )
-
-
-async def give_up_sandbox(db: Database, session_id: str, epoch: int) -> dict[str, Any] | None:
-    """The handle of a sandbox that is released herewith; None where a call may be running in it, or somebody else has
-    the session by now."""
-    row = await db.fetchrow(
-        "UPDATE sandboxes b SET state = 'released', released_at = now() FROM sessions s"
-        " WHERE b.session_id = $1 AND b.state = 'live' AND s.session_id = $1 AND s.epoch = $2 AND NOT EXISTS"
-        " (SELECT FROM tool_calls WHERE session_id = $1 AND status = 'pending') RETURNING b.handle",
-        session_id,
-        epoch,
-    )
-    return dict(row["handle"]) if row else None
-
-
-async def move_sandbox(db: Database, sandbox_id: str, node_id: str) -> None:
-    """It stays where it is; another node of that machine has its session now."""
-    await db.execute("UPDATE sandboxes SET node_id = $2 WHERE sandbox_id = $1", sandbox_id, node_id)
-
-
-async def live_sandboxes(db: Database) -> set[str]:
-    """Of every node: several of them may share a machine, and each sees all sandboxes that run there."""
-    rows = await db.fetch("SELECT sandbox_id FROM sandboxes WHERE state <> 'released'")
-    return {row["sandbox_id"] for row in rows}
 
 
 async def note_residency(db: Database, session_id: str, tenant_id: str, tier: str, detail: Mapping[str, Any]) -> None:

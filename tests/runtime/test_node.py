@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import cast
 
 from runtime.node import reap
-from runtime.store import Database, fleet
+from runtime.store import Database, fleet, sandboxes
 from sandbox import Driver
 from tests.runtime.store.conftest import Story
 
@@ -20,7 +20,7 @@ class BusyDriver:
 
     async def found(self) -> list[str]:
         found = list(self.there)
-        await fleet.open_sandbox(self.db, fleet.DEFAULT_TENANT, self.session_id, "young", "node-1", "fake")
+        await sandboxes.open_one(self.db, fleet.DEFAULT_TENANT, self.session_id, "young", "node-1", "fake")
         self.there.append("young")
         return found
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from runtime.errors import Unavailable
-from runtime.store import fleet, placement
+from runtime.store import fleet, placement, sandboxes
 from runtime.store.placement import ENGINE_AWAY_S, LOST_AFTER_S, Node, choose
 from tests.runtime.store.conftest import CONFIG, Story
 
@@ -133,8 +133,8 @@ async def test_a_placement_on_a_node_that_is_gone_by_now_is_made_anew(db, gone):
 async def test_a_sandbox_is_given_up_only_by_who_has_its_session_and_when_nothing_runs_in_it(db):
     story = Story(db)
     owner = await story.placed()
-    await fleet.open_sandbox(db, fleet.DEFAULT_TENANT, story.session_id, "sb", owner.node_id, "fake")
-    await fleet.keep_sandbox(db, "sb", {"pid": 1})
-    assert await fleet.give_up_sandbox(db, story.session_id, owner.epoch - 1) is None
-    assert await fleet.give_up_sandbox(db, story.session_id, owner.epoch) == {"pid": 1}
-    assert await fleet.sandbox_of(db, story.session_id) is None
+    await sandboxes.open_one(db, fleet.DEFAULT_TENANT, story.session_id, "sb", owner.node_id, "fake")
+    await sandboxes.keep(db, "sb", {"pid": 1})
+    assert await sandboxes.give_up(db, story.session_id, owner.epoch - 1) is None
+    assert await sandboxes.give_up(db, story.session_id, owner.epoch) == {"pid": 1}
+    assert await sandboxes.of_session(db, story.session_id) is None

@@ -19,12 +19,13 @@ from engine.tokens import load_chat_format
 from runtime.config import SessionConfig
 from runtime.steps import checkpoints, inputs, tooling
 from runtime.steps.blob_lock import BlobLock
+from runtime.steps.resting import usual_spec
 from runtime.steps.services import Services
-from runtime.store import Database, fleet, sessions, steps
+from runtime.store import Database, fleet, sandboxes, sessions, steps
 from runtime.store.values import Owner
 from runtime.tools.allow import parse_allow
 from runtime.tools.egress import Egress
-from sandbox import BlobStore, Driver, Handle, Sandbox, Volume
+from sandbox import BlobStore, Budget, Driver, Handle, Pool, Sandbox, Volume
 from sandbox.bubblewrap import BubblewrapDriver, why_not
 from tests.runtime.tools import servers
 from workflows.contract import InputIn, StepIn
@@ -124,7 +125,7 @@ class Node:
         return [{"type": row["type"], **row["data"]} for row in rows]
 
     async def sandbox(self, owner: Owner) -> Sandbox:
-        row = await fleet.sandbox_of(self.db, owner.session_id)
+        row = await sandboxes.of_session(self.db, owner.session_id)
         assert row is not None
         return await self.services.driver.attach(Handle.from_json(row["handle"]), epoch=owner.epoch)
 
@@ -152,8 +153,9 @@ async def node(db: Database, driver: Driver, model_path: Path, tmp_path: Path) -
     await fleet.ensure_admin(db, "key")
     blobs = BlobStore(tmp_path / "blobs")
     engine: Any = NoEngine()
+    pool = Pool(driver, usual_spec((LIBRARIES,)), Budget(most=0))
     lock = BlobLock(tmp_path / "blobs.lock")
-    return Node(Services("n", "boot", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock))
+    return Node(Services("n", "boot", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock, pool))
 
 
 @pytest.fixture

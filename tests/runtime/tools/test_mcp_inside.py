@@ -12,7 +12,7 @@ from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps import Steps
 from runtime.steps.listing import catalog
-from runtime.store import branches, fleet, ledger, sessions
+from runtime.store import branches, fleet, ledger, sandboxes, sessions
 from sandbox import Handle
 from tests.runtime.tools.conftest import STDIO, Node
 from workflows.contract import InputIn, StepIn
@@ -86,7 +86,7 @@ async def test_a_call_is_made_again_in_a_new_sandbox_only_where_a_snapshot_undid
             patch.setattr(ledger, "settle", died)
             with pytest.raises(ConnectionError):
                 await node.run(owner)
-        row = await fleet.sandbox_of(node.db, session)
+        row = await sandboxes.of_session(node.db, session)
         assert row is not None
         await node.services.driver.release(Handle.from_json(row["handle"]))
         await node.run(owner)

@@ -1,0 +1,88 @@
+"""Sandboxes that wait for nobody: those kept ready, and those that a session has not used for a while.
+
+A snapshot follows every call, so a sandbox in which nothing runs holds nothing that the record does not: it goes, and
+the next call gets another one with the same files. Where something runs (a server that a call left behind), it may be
+what the session waits for, and is given more time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.config import SessionConfig
+from runtime.errors import StaleEpoch
+from runtime.steps.boxes import limits_of
+from runtime.steps.services import Services
+from runtime.store import Database, events, sandboxes
+from runtime.store.values import Event
+from sandbox import Driver, Handle, SandboxError, SandboxLost, SandboxSpec, SandboxUsageError, Volume
+
+log = logging.getLogger(__name__)
+
+BUSY_TIMES = 15  # a sandbox in which something runs may be idle so many times longer
+
+
+@dataclass(frozen=True)
+class SpareBook:
+    """Spares in the record, where the reapers of other nodes see them."""
+
+    db: Database
+    node_id: str
+    boot: str
+
+    async def announce(self, sandbox_id: str) -> None:
+        await sandboxes.announce_spare(self.db, sandbox_id, self.node_id, self.boot)
+
+    async def withdraw(self, sandbox_id: str) -> None:
+        await sandboxes.withdraw_spare(self.db, sandbox_id)
+
+
+def usual_spec(volumes: tuple[Volume, ...]) -> SandboxSpec:
+    """What the sandbox of a session is that asks for nothing special."""
+    return SandboxSpec("spare", "spare", "spare", 0, limits_of(SessionConfig(model="any")), volumes)
+
+
+async def release_idle(s: Services, idle_s: float) -> int:
+    """Releases this node's sandboxes that nobody has used for so long; returns how many."""
+    released = 0
+    for row in await sandboxes.idle(s.db, s.node_id, idle_s):
+        handle = Handle.from_json(row["handle"])
+        if handle.driver != s.driver.name or await _is_busy(s.driver, handle, row, idle_s):
+            continue
+        if await sandboxes.give_up(s.db, row["session_id"], row["epoch"]) is None:
+            continue  # it has been taken up again
+        released += 1
+        try:
+            await s.driver.release(handle)
+        except SandboxError as error:
+            log.warning("the sandbox of %s is left to the reaper: %s", row["session_id"], error)
+        await _tell(s, row)
+    return released
+
+
+async def _is_busy(driver: Driver, handle: Handle, row: dict[str, Any], idle_s: float) -> bool:
+    if row["idle_s"] >= idle_s * BUSY_TIMES:
+        return False
+    try:
+        sandbox = await driver.attach(handle, epoch=row["epoch"])
+    except SandboxLost:
+        return False
+    except (SandboxError, SandboxUsageError):
+        return True  # a newer holder has it
+    try:
+        return await sandbox.busy() > 0
+    except SandboxError:
+        return True
+    finally:
+        await sandbox.close()
+
+
+async def _tell(s: Services, row: dict[str, Any]) -> None:
+    about = {"sandbox_id": row["sandbox_id"], "reason": "idle", "idle_s": round(row["idle_s"], 1)}
+    event = Event("sandbox.released", about)
+    try:
+        await s.db.run(lambda c: events.append(c, row["session_id"], [event], epoch=row["epoch"]))
+    except StaleEpoch:
+        return  # it has moved on already

@@ -1,0 +1,124 @@
+"""Sandboxes: whose each is, which are spares, and which nobody uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.store.database import Database
+from runtime.store.fleet import NODE_ALIVE_S
+
+
+async def open_one(db: Database, tenant_id: str, session_id: str, sandbox_id: str, node_id: str, driver: str) -> None:
+    """Announce a sandbox before it exists, so that the reaper knows it from its first moment."""
+    await db.execute(
+        "INSERT INTO sandboxes (sandbox_id, tenant_id, session_id, node_id, driver, state)"
+        " VALUES ($1, $2, $3, $4, $5, 'creating') ON CONFLICT DO NOTHING",
+        sandbox_id,
+        tenant_id,
+        session_id,
+        node_id,
+        driver,
+    )
+
+
+async def announce_spare(db: Database, sandbox_id: str, node_id: str, boot: str) -> None:
+    """A sandbox that a node will keep ready, before it exists."""
+    await db.execute(
+        "INSERT INTO sandbox_spares (sandbox_id, node_id, boot) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+        sandbox_id,
+        node_id,
+        boot,
+    )
+
+
+async def withdraw_spare(db: Database, sandbox_id: str) -> None:
+    await db.execute("DELETE FROM sandbox_spares WHERE sandbox_id = $1", sandbox_id)
+
+
+async def take_spare(db: Database, tenant_id: str, session_id: str, sandbox_id: str, node_id: str, driver: str) -> None:
+    """Like `open_one`, for one that exists: it is the session's from now on, and no spare any more."""
+    await db.execute(
+        "WITH taken AS (DELETE FROM sandbox_spares WHERE sandbox_id = $1)"
+        " INSERT INTO sandboxes (sandbox_id, tenant_id, session_id, node_id, driver, state)"
+        " VALUES ($1, $2, $3, $4, $5, 'creating') ON CONFLICT DO NOTHING",
+        sandbox_id,
+        tenant_id,
+        session_id,
+        node_id,
+        driver,
+    )
+
+
+async def forget_spares(db: Database, node_id: str, boot: str) -> None:
+    """Of lives of nodes that are over, for good or for another life: this node's own, and those long silent."""
+    await db.execute(
+        "DELETE FROM sandbox_spares p WHERE (node_id = $1 AND boot <> $2) OR (node_id <> $1 AND NOT EXISTS"
+        " (SELECT FROM nodes n WHERE n.node_id = p.node_id AND n.boot = p.boot"
+        "  AND n.heartbeat_at > now() - make_interval(secs => $3)))",
+        node_id,
+        boot,
+        NODE_ALIVE_S,
+    )
+
+
+async def idle(db: Database, node_id: str, idle_s: float) -> list[dict[str, Any]]:
+    """Of open sessions of a node, where no call runs or has ended within `idle_s`: their handles and idle times."""
+    rows = await db.fetch(
+        "SELECT b.session_id, b.sandbox_id, b.handle, s.epoch, extract(epoch FROM now() - u.used_at)::float8 AS idle_s"
+        " FROM sandboxes b JOIN sessions s USING (session_id), LATERAL"
+        " (SELECT greatest(b.created_at, max(c.started_at), max(c.settled_at)) AS used_at,"
+        "   coalesce(bool_or(c.status = 'pending'), false) AS pending"
+        "  FROM tool_calls c WHERE c.session_id = b.session_id) u"
+        " WHERE b.node_id = $1 AND b.state = 'live' AND s.state <> 'tool_running' AND NOT u.pending"
+        " AND u.used_at < now() - make_interval(secs => $2)",
+        node_id,
+        idle_s,
+    )
+    return [{**row, "handle": dict(row["handle"])} for row in rows]
+
+
+async def keep(db: Database, sandbox_id: str, handle: Mapping[str, Any]) -> None:
+    await db.execute(
+        "UPDATE sandboxes SET state = 'live', handle = $2 WHERE sandbox_id = $1 AND state = 'creating'",
+        sandbox_id,
+        dict(handle),
+    )
+
+
+async def of_session(db: Database, session_id: str) -> dict[str, Any] | None:
+    row = await db.fetchrow("SELECT * FROM sandboxes WHERE session_id = $1 AND state <> 'released'", session_id)
+    return dict(row) if row else None
+
+
+async def close(db: Database, sandbox_id: str) -> None:
+    await db.execute(
+        "UPDATE sandboxes SET state = 'released', released_at = now() WHERE sandbox_id = $1 AND state <> 'released'",
+        sandbox_id,
+    )
+
+
+async def give_up(db: Database, session_id: str, epoch: int) -> dict[str, Any] | None:
+    """The handle of a sandbox that is released herewith; None where a call may be running in it, or somebody else has
+    the session by now."""
+    row = await db.fetchrow(
+        "UPDATE sandboxes b SET state = 'released', released_at = now() FROM sessions s"
+        " WHERE b.session_id = $1 AND b.state = 'live' AND s.session_id = $1 AND s.epoch = $2 AND NOT EXISTS"
+        " (SELECT FROM tool_calls WHERE session_id = $1 AND status = 'pending') RETURNING b.handle",
+        session_id,
+        epoch,
+    )
+    return dict(row["handle"]) if row else None
+
+
+async def move(db: Database, sandbox_id: str, node_id: str) -> None:
+    """It stays where it is; another node of that machine has its session now."""
+    await db.execute("UPDATE sandboxes SET node_id = $2 WHERE sandbox_id = $1", sandbox_id, node_id)
+
+
+async def live(db: Database) -> set[str]:
+    """Of every node: several of them may share a machine, and each sees all sandboxes that run there."""
+    rows = await db.fetch(
+        "SELECT sandbox_id FROM sandboxes WHERE state <> 'released' UNION SELECT sandbox_id FROM sandbox_spares"
+    )
+    return {row["sandbox_id"] for row in rows}
