@@ -38,7 +38,20 @@ from .errors import (
 )
 from .fake import FakeDriver
 from .pool import Budget, Figures, Pool
-from .spec import Chunk, Description, Entry, Handle, Limits, Result, Running, Said, SandboxSpec, Volume
+from .spec import (
+    Chunk,
+    Description,
+    Entry,
+    Handle,
+    Limits,
+    Restored,
+    Result,
+    Running,
+    Said,
+    SandboxSpec,
+    Snapshot,
+    Volume,
+)
 from .tools import TOOLS, BuiltinTool, tool_argv
 
 __all__ = [
@@ -67,6 +80,7 @@ __all__ = [
     "NoSandbox",
     "OperationFailed",
     "Pool",
+    "Restored",
     "Result",
     "Running",
     "Said",
@@ -77,6 +91,7 @@ __all__ = [
     "SandboxLost",
     "SandboxSpec",
     "SandboxUsageError",
+    "Snapshot",
     "StaleEpoch",
     "Volume",
     "choose",

@@ -4,49 +4,79 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import BlobCorrupt, BlobMissing
 
+WRITERS = 8  # that wait for the disk at the same time, whose journal takes their syncs together
+DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
 
 class BlobStore:
-    """Blobs under `root`, 256 folders wide. Safe for many writers: a blob's name decides its bytes."""
+    """Blobs under `root`, 256 folders wide. Safe for many writers: a blob's name decides its bytes.
+
+    Blobs become visible in the order in which they are put, so what names others is put after them, and whoever finds
+    it may count on them: the store is `whole`. It is not while blobs are removed, nor after that was interrupted.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
+        self._base = str(self.root)
+        self._torn = self.root / "removing"
 
     def path(self, digest: str) -> Path:
-        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        return Path(self._name(digest))
+
+    def _name(self, digest: str) -> str:
+        if not DIGEST.match(digest):
             raise BlobMissing(f"{digest!r} is not a sha256 in hex")
-        return self.root / digest[:2] / digest[2:]
+        return f"{self._base}/{digest[:2]}/{digest[2:]}"
 
     def has(self, digest: str) -> bool:
-        return self.path(digest).exists()
+        return os.path.exists(self._name(digest))
+
+    @property
+    def whole(self) -> bool:
+        """Whether a blob that is there has everything there that it names."""
+        return not self._torn.exists()
 
     def put(self, data: bytes) -> str:
         """Durable when it returns: the file and its folder are synced."""
         return self.put_many([data])[0]
 
     def put_many(self, blobs: Iterable[bytes]) -> list[str]:
-        """Like `put` for each; the folders are synced once at the end."""
+        """Like `put` for each, visible in this order; the folders are synced once at the end."""
         items = [(hashlib.sha256(data).hexdigest(), data) for data in blobs]
         new = {digest: data for digest, data in items if not self.has(digest)}
-        if len(new) > 16:
-            with ThreadPoolExecutor(8) as pool:
-                list(pool.map(self._write, new, new.values()))
-        else:
-            for digest, data in new.items():
-                self._write(digest, data)
+        for folder in {digest[:2] for digest in new}:
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        parts = [self.path(digest).with_name(f"{os.urandom(8).hex()}.part") for digest in new]
+        try:
+            if len(new) < WRITERS // 2:
+                for part, data in zip(parts, new.values(), strict=True):
+                    _write(part, data)
+            else:
+                with ThreadPoolExecutor(WRITERS) as pool:
+                    list(pool.map(_write, parts, new.values()))
+            for part, digest in zip(parts, new, strict=True):
+                os.replace(part, self.path(digest))
+        except OSError:
+            for part in parts:
+                part.unlink(missing_ok=True)
+            raise
         if new:
-            for folder in {self.root, *(self.path(digest).parent for digest in new)}:
-                _sync_folder(folder)
+            for path in {self.root, *(self.path(digest).parent for digest in new)}:
+                _sync_folder(path)
         return [digest for digest, _ in items]
 
     def get(self, digest: str) -> bytes:
         try:
-            data = self.path(digest).read_bytes()
+            with open(self._name(digest), "rb", buffering=0) as f:
+                data = f.read()
         except FileNotFoundError:
             raise BlobMissing(f"the blob {digest} is not in {self.root}") from None
         if hashlib.sha256(data).hexdigest() != digest:
@@ -54,14 +84,30 @@ class BlobStore:
         return data
 
     def remove(self, digest: str) -> int:
-        """Bytes freed. Only the holder of the collection lease may call this."""
+        """Bytes freed. Only the holder of the collection lease may call this. The store is not whole after it, unless
+        `removing` says so."""
         path = self.path(digest)
         try:
             size = path.stat().st_size
+            self._tear()
             path.unlink()
         except FileNotFoundError:
             return 0
         return size
+
+    @contextmanager
+    def removing(self, *, everything: bool) -> Iterator[None]:
+        """Around removals after which the store is whole again: all that was dead, or only of what one session had."""
+        was_whole = self.whole
+        yield
+        if was_whole or everything:
+            self._torn.unlink(missing_ok=True)
+
+    def _tear(self) -> None:
+        """Durable before the first removal is."""
+        if self.whole:
+            self._torn.touch()
+            _sync_folder(self.root)
 
     def __iter__(self) -> Iterator[str]:
         """All digests, in no particular order."""
@@ -78,19 +124,12 @@ class BlobStore:
             count += 1
         return count
 
-    def _write(self, digest: str, data: bytes) -> None:
-        path = self.path(digest)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{os.urandom(8).hex()}.part")
-        try:
-            with open(temporary, "wb") as f:
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

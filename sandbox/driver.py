@@ -9,7 +9,7 @@ from . import workspace
 from .blobs import BlobStore
 from .client import NO_ENVIRONMENT, Call, Channel, said, start_request
 from .errors import SandboxUsageError
-from .spec import Description, Entry, Handle, Result, Running, Said, SandboxSpec
+from .spec import Description, Entry, Handle, Restored, Result, Running, Said, SandboxSpec, Snapshot
 
 MAX_STDIN = 16 << 20
 # Named here because `Sandbox.list` hides the built-in inside its class.
@@ -164,11 +164,15 @@ class Sandbox:
         """The names in a folder, sorted."""
         return await workspace.listing(self._channel, path)
 
-    async def snapshot(self, store: BlobStore) -> str:
-        """Freezes the tools, stores what changed in /work, thaws; returns the root's hash."""
-        return await workspace.snapshot(self._channel, store)
+    async def snapshot(self, store: BlobStore, *, verify: bool = False) -> Snapshot:
+        """Freezes the tools, stores what changed in /work, thaws; returns the root's hash.
 
-    async def restore(self, root: str, store: BlobStore) -> Names:
+        Files whose inode, size and times are as they were are not read again; with `verify` all are, and the snapshot
+        names those that had changed all the same.
+        """
+        return await workspace.snapshot(self._channel, store, verify)
+
+    async def restore(self, root: str, store: BlobStore) -> Restored:
         """Makes /work equal to `root` and nothing else; returns "pid name" of the processes this killed."""
         return await workspace.restore(self._channel, root, store)
 

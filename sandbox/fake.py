@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from . import host, image
+from .agent.workspace import Workspace
 from .driver import Sandbox
 from .errors import CreateFailed, SandboxLost
 from .launch import confirmed, listen, pipe_with
@@ -103,11 +104,14 @@ class FakeDriver:
         roots = {pid for found, pid, _ in host.agents(self.home) if found == sandbox_id}
         host.end_tree(roots)
         folder = self.records.folder(sandbox_id)
-        for base, names, _ in os.walk(folder):
-            for name in names:
-                path = os.path.join(base, name)
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
+        if folder.is_dir():  # whatever tools made in it: a tree may be deeper than any path, and deny its owner
+            place = Workspace(str(folder))
+            fd = place.open_root(os.O_PATH)
+            try:
+                for name in os.listdir(folder):
+                    place.remove_at(fd, name)
+            finally:
+                os.close(fd)
         shutil.rmtree(folder, ignore_errors=True)
 
     async def describe(self) -> Description:

@@ -1,8 +1,19 @@
 """Workspaces as content-addressed trees: one blob per file, one per directory, named by the root's hash.
 
-A directory's blob is JSON: a list sorted by name of [name, "f", mode, sha256, size], [name, "d", mode, sha256] and
-[name, "l", target]. Names that are not UTF-8 carry surrogate escapes. Modes are the nine permission bits. Owners,
-times, extended attributes and hard links are not kept; sockets and pipes are left out.
+A directory's blob is JSON: a list sorted by name of entries, which are
+  [name, "f", mode, sha256, size]      a file; its blob is its content
+  [name, "s", mode, sha256, size]      a file that is mostly zeros; its blob is its runs of other bytes, each after its
+                                       offset and length (uint64, big-endian)
+  [name, "h", path]                    another name of the file at `path`, which is the first one
+  [name, "d", mode, sha256]            a folder
+  [name, "l", target]                  a symbolic link, kept as text
+with the extended attributes of "f", "s" and "d", where there are any, as one more value: {name: hex}. A file's first
+name is the first in a walk that takes a folder's own files before what is in its folders.
+
+Names that are not UTF-8 carry surrogate escapes. Modes are the nine permission bits and the sticky bit: a workspace is
+mounted nosuid, so the other two mean nothing in it. Of extended attributes those under "user." are kept; owners, times
+and ACLs are not, nor those of the workspace itself; sockets and pipes are left out. Times stay out because a root
+names a content: a call that runs again, or another session, comes to the same root.
 """
 
 from __future__ import annotations
@@ -12,12 +23,21 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .agent.scan import WINDOW, filled_pages, run_head
 from .blobs import BlobStore
+from .changes import Tree, changes
 from .errors import BadPath, BlobCorrupt
 
-# A directory's blob has hashes where a scanned or loaded tree has nested lists. A scan also has [name, "o"] for sockets
-# and pipes: no snapshot keeps them, and a restore removes them.
-Tree = list[list[Any]]
+__all__ = ["Tree", "changes", "check_name", "encode", "files", "load", "pack", "parse", "place", "plan", "reachable"]
+__all__ += ["seed", "sparse"]
+
+SHAPES: Mapping[str, tuple[type, ...]] = {
+    "f": (str, str, int, str, int),
+    "s": (str, str, int, str, int),
+    "h": (str, str, str),
+    "d": (str, str, int, str),
+    "l": (str, str, str),
+}
 
 
 def encode(entries: Tree) -> bytes:
@@ -25,63 +45,96 @@ def encode(entries: Tree) -> bytes:
 
 
 def pack(tree: Tree) -> tuple[str, dict[str, bytes]]:
-    """Nested lists (entries of "d" in place) to the root's hash and the directory blobs by hash."""
+    """Nested lists (entries of "d" in place) to the root's hash and the directory blobs by hash, children first.
+
+    Entries [name, "o"], which stand for sockets and pipes, are left out.
+    """
+    order = [tree]
+    for folder in order:
+        order += [entry[3] for entry in folder if entry[1] == "d"]
+    digests: dict[int, str] = {}
     blobs: dict[str, bytes] = {}
-    entries = []
-    for entry in sorted(tree, key=lambda entry: str(entry[0])):
-        if entry[1] == "o":
-            continue
-        if entry[1] == "d":
-            digest, inner = pack(entry[3])
-            blobs.update(inner)
-            entry = [entry[0], "d", entry[2], digest]
-        entries.append(entry)
-    blob = encode(entries)
-    digest = hashlib.sha256(blob).hexdigest()
-    blobs[digest] = blob
-    return digest, blobs
+    for folder in reversed(order):
+        kept = sorted((entry for entry in folder if entry[1] != "o"), key=lambda entry: str(entry[0]))
+        blob = encode([[*e[:3], digests[id(e[3])], *e[4:]] if e[1] == "d" else e for e in kept])
+        digests[id(folder)] = hashlib.sha256(blob).hexdigest()
+        blobs.setdefault(digests[id(folder)], blob)
+    return digests[id(tree)], blobs
 
 
 def load(root: str, store: BlobStore) -> Tree:
     """The inverse of `pack`, from a store. Raises BlobMissing or BlobCorrupt."""
-    entries = _parse(root, store.get(root))
-    for entry in entries:
-        check_name(entry[0])
-        if entry[1] == "d":
-            entry[3] = load(entry[3], store)
-    return entries
+    top: Tree = []
+    paths: set[str] = set()
+    names: list[str] = []
+    todo = [("", root, top)]
+    while todo:
+        prefix, digest, tree = todo.pop()
+        tree += parse(digest, store.get(digest))
+        for entry in tree:
+            check_name(entry[0])
+            if entry[1] in "fs":
+                paths.add(prefix + entry[0])
+            elif entry[1] == "h":
+                names.append(entry[2])
+            elif entry[1] == "d":
+                below: Tree = []
+                todo.append((f"{prefix}{entry[0]}/", entry[3], below))
+                entry[3] = below
+    for name in names:
+        if name not in paths:
+            raise BlobCorrupt(f"the snapshot {root} has another name of {name!r}, which is none of its files")
+    return top
 
 
-def _parse(root: str, blob: bytes) -> Tree:
-    shapes = {"f": (str, str, int, str, int), "d": (str, str, int, str), "l": (str, str, str)}
+def parse(digest: str, blob: bytes) -> Tree:
+    """The entries of one directory's blob. Raises BlobCorrupt where it is none."""
     try:
         entries: Tree = json.loads(blob)
         for entry in entries:
-            if tuple(map(type, entry)) != shapes[entry[1]]:
+            shape = SHAPES[entry[1]]
+            found = tuple(map(type, entry))
+            if found != shape and not (entry[1] in "fsd" and found == (*shape, dict)):
                 raise ValueError(f"{entry!r} is no entry")
-    except (ValueError, LookupError, TypeError) as error:
-        raise BlobCorrupt(f"the blob {root} is not a directory: {error}") from None
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise BlobCorrupt(f"the blob {digest} is not a directory: {error}") from None
     return entries
 
 
-def files(tree: Tree, prefix: str = "") -> Iterator[tuple[str, str, int]]:
-    """(path, sha256, size) of every file."""
-    for entry in tree:
-        if entry[1] == "f":
-            yield prefix + entry[0], entry[3], entry[4]
-        elif entry[1] == "d":
-            yield from files(entry[3], f"{prefix}{entry[0]}/")
+def files(tree: Tree) -> Iterator[tuple[str, str, int]]:
+    """(path, sha256, size) of every file whose blob is its content."""
+    todo = [("", tree)]
+    while todo:
+        prefix, folder = todo.pop()
+        for entry in folder:
+            if entry[1] == "f":
+                yield prefix + entry[0], entry[3], entry[4]
+            elif entry[1] == "d":
+                todo.append((f"{prefix}{entry[0]}/", entry[3]))
 
 
 def reachable(root: str, store: BlobStore) -> set[str]:
     """Every blob that this root needs: what a collector must keep."""
     found = {root}
-    for entry in _parse(root, store.get(root)):
-        if entry[1] == "f":
-            found.add(entry[3])
-        elif entry[1] == "d" and entry[3] not in found:
-            found |= reachable(entry[3], store)
+    todo = [root]
+    while todo:
+        digest = todo.pop()
+        for entry in parse(digest, store.get(digest)):
+            if entry[1] == "d" and entry[3] not in found:
+                todo.append(entry[3])
+            if entry[1] in "fsd":
+                found.add(entry[3])
     return found
+
+
+def sparse(data: bytes) -> bytes:
+    """The blob of a file that is mostly zeros."""
+    out = bytearray()
+    for base in range(0, len(data), WINDOW):
+        window = data[base : base + WINDOW]
+        for start, end in filled_pages(window):
+            out += run_head(base + start, window[start:end]) + window[start:end]
+    return bytes(out)
 
 
 MAX_NAME_BYTES = 255
@@ -137,49 +190,3 @@ def place(tree: Tree, folders: list[str], entry: list[Any], path: str) -> None:
     if any(each[0] == entry[0] for each in tree):
         raise BadPath(f"{path!r} is both a file and a folder")
     tree.append(entry)
-
-
-def changes(have: Tree, want: Tree, prefix: str = "") -> tuple[list[list[Any]], list[list[Any]]]:
-    """Steps that turn `have` into `want`: (in this order, then the modes of folders, deepest first).
-
-    Steps are ["rm", path], ["dir", path], ["link", path, target], ["mode", path, mode] and
-    ["file", path, mode, size, sha256].
-    """
-    steps: list[list[Any]] = []
-    modes: list[list[Any]] = []
-    old = {entry[0]: entry for entry in have}
-    new = {entry[0]: entry for entry in want}
-    for name, entry in old.items():
-        if name not in new or not same_kind(entry, new[name]):
-            steps.append(["rm", prefix + name])
-    for name, entry in new.items():
-        path, before = prefix + name, old.get(name)
-        kept = before is not None and same_kind(before, entry)
-        if entry[1] == "d":
-            inner = before[3] if kept and before is not None else []
-            if not kept:
-                steps.append(["dir", path])
-            deeper, deeper_modes = changes(inner, entry[3], path + "/")
-            if deeper and kept:
-                steps.append(["mode", path, 0o700])
-            steps += deeper
-            modes += deeper_modes
-            # A scan leaves folders open that deny their owner, so their mode is always set again.
-            if deeper or not kept or entry[2] & 0o700 != 0o700 or (before is not None and before[2] != entry[2]):
-                modes.append(["mode", path, entry[2]])
-        elif not kept and entry[1] == "l":
-            steps.append(["link", path, entry[2]])
-        elif not kept:
-            steps.append(["file", path, entry[2], entry[4], entry[3]])
-        elif entry[1] == "f" and before is not None and before[2] != entry[2]:
-            steps.append(["mode", path, entry[2]])
-    return steps, modes
-
-
-def same_kind(old: list[Any], new: list[Any]) -> bool:
-    """Whether `old` can stay: a folder stays a folder; a file or link stays when its content does."""
-    if old[1] != new[1]:
-        return False
-    if old[1] == "d":
-        return True
-    return bool(old[3:] == new[3:] if old[1] == "f" else old[2] == new[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -183,6 +183,29 @@ class Entry:
     kind: str
     size_bytes: int
     mode: int
+
+
+class Snapshot(str):
+    """A root's hash. `left_out`: what it does not keep, each as "path: why"; sockets and pipes are not named.
+
+    `stale`: paths whose content had changed unseen, as a verifying snapshot finds them; it has their new content.
+    """
+
+    left_out: tuple[str, ...]
+    stale: tuple[str, ...]
+
+    def __new__(cls, root: str, left_out: Iterable[str] = (), stale: Iterable[str] = ()) -> Snapshot:
+        made = super().__new__(cls, root)
+        made.left_out, made.stale = tuple(left_out), tuple(stale)
+        return made
+
+
+class Restored(list[str]):
+    """ "pid name" of each process that a restore killed. `left_out`: what could not be restored, as "path: why"."""
+
+    def __init__(self, killed: Iterable[str], left_out: Iterable[str] = ()) -> None:
+        super().__init__(killed)
+        self.left_out = tuple(left_out)
 
 
 @dataclass(frozen=True)

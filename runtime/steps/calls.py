@@ -264,7 +264,10 @@ async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
         await ledger.note_run(s.db, step.owner, step.attempt, call, claim.runs + 1, sandbox_id)
     outcome = await run_inside(sandbox, known, call.arguments, step.place(call, known, again=again))
     async with s.blob_lock:
-        after = await sandbox.snapshot(s.blobs) if known.writes else claim.snapshot_before
+        after = claim.snapshot_before
+        if known.writes:
+            after = taken = await sandbox.snapshot(s.blobs)
+            outcome = outcome.noting(taken.left_out)
         return await record(step, call, claim, _clean(known, outcome), after)
 
 

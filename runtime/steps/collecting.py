@@ -28,7 +28,8 @@ async def collect_session(s: Services, session_id: str) -> int:
         own = await s.db.fetch(_ROOTS.format(which="s.session_id = $1"), session_id)
         kept = await s.db.fetch(_ROOTS.format(which=_OPEN), session_id)
         roots = [row["root"] for row in kept]
-        return await asyncio.to_thread(_delete, s.blobs, _reachable([row["root"] for row in own], s.blobs), roots)
+        candidates = await asyncio.to_thread(_reachable, [row["root"] for row in own], s.blobs)
+        return await asyncio.to_thread(_delete, s.blobs, candidates, roots)
 
 
 async def collect_all(s: Services) -> int:
@@ -36,13 +37,15 @@ async def collect_all(s: Services) -> int:
     async with s.blob_lock.deleting():
         kept = await s.db.fetch(_ROOTS.format(which=_OPEN), "")
         await asyncio.to_thread(s.blobs.sweep)
-        return await asyncio.to_thread(_delete, s.blobs, set(s.blobs), [row["root"] for row in kept])
+        return await asyncio.to_thread(_delete, s.blobs, None, [row["root"] for row in kept])
 
 
-def _delete(store: BlobStore, candidates: set[str], kept_roots: Iterable[str]) -> int:
-    dead = candidates - _reachable(kept_roots, store)
-    for digest in dead:
-        store.remove(digest)
+def _delete(store: BlobStore, candidates: set[str] | None, kept_roots: Iterable[str]) -> int:
+    """`candidates`: None for all there are."""
+    dead = (set(store) if candidates is None else candidates) - _reachable(kept_roots, store)
+    with store.removing(everything=candidates is None):
+        for digest in dead:
+            store.remove(digest)
     return len(dead)
 
 

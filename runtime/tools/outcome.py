@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.tools.kinds import SECRET_LEAST
@@ -38,6 +38,14 @@ class Outcome:
     def as_result(self) -> dict[str, Any]:
         about = {"reason": self.reason, "code": self.code, "truncated": self.truncated}
         return {**about, "output_bytes": len(self.output), **(self.facts or {})}
+
+    def noting(self, left_out: Sequence[str]) -> Outcome:
+        """The same, and what of the workspace is not kept beyond this sandbox."""
+        if not left_out:
+            return self
+        more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        note = f"\n[not kept with the workspace: {'; '.join(left_out[:3])}{more}]".encode(errors="replace")
+        return replace(self, output=self.output + note)
 
     @classmethod
     def refused(cls, why: str) -> Outcome:

@@ -6,12 +6,13 @@ import os
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from .errors import Refused
 from .processes import processes, shared_writable, stop
+from .scan import WINDOW, Folder, Scan, run_head, runs
 from .wire import Connection
 from .workspace import Workspace, write_all
 
@@ -25,6 +26,8 @@ class FileOperations(ABC):
 
     def __init__(self, root: str) -> None:
         self.workspace = Workspace(root)
+        self.looked: dict[str, Folder] = {}  # what the last scan saw, by path
+        self.folders: dict[str, Folder] = {}  # and by hash
 
     @abstractmethod
     def everything(self) -> set[int]: ...
@@ -35,6 +38,8 @@ class FileOperations(ABC):
             "read": self.op_read,
             "list": self.op_list,
             "scan": self.op_scan,
+            "folders": self.op_folders,
+            "runs": self.op_runs,
             "apply": self.op_apply,
         }
 
@@ -115,6 +120,24 @@ class FileOperations(ABC):
             found.append([signature, len(data), st.st_size, st.st_mode & 0o777])
         return {"found": found}, b"".join(pieces)
 
+    def op_runs(self, connection: Connection, header: Json, body: bytes) -> Reply:
+        """What a file holds beside zeros, from an offset on: runs with their heads, and where to ask next."""
+        fd = self.workspace.open_file(header["path"])
+        try:
+            size = os.fstat(fd).st_size
+            after, pieces, room = int(header["offset"]), [], MAX_READ
+            for start, data in runs(fd, after, size):
+                if room <= 0 and start >= after:
+                    break
+                after = start - start % WINDOW + WINDOW
+                pieces += [run_head(start, data), data]
+                room -= len(data)
+            else:
+                after = size
+        finally:
+            os.close(fd)
+        return {"next": after}, b"".join(pieces)
+
     def op_list(self, connection: Connection, header: Json, body: bytes) -> Reply:
         path = header["path"]
         fd = self.workspace.open_dir(path, self.workspace.parts(path))
@@ -134,14 +157,74 @@ class FileOperations(ABC):
         return {"entries": entries}, b""
 
     def op_scan(self, connection: Connection, header: Json, body: bytes) -> Reply:
-        return {"tree": self.workspace.scan(shared_writable(self.everything()))}, b""
+        """The root's hash, and the blobs of the folders that are not what they were at the last scan."""
+        self.workspace.relock()
+        scan = Scan(self.workspace, self.looked, shared_writable(self.everything()), bool(header.get("verify")))
+        self.looked = {folder.path: folder for folder in scan.folders}
+        self.folders = {folder.digest: folder for folder in scan.folders}
+        others = [path for folder in scan.folders for path in folder.others]
+        found, blobs = blobs_of(folder for folder in scan.folders if folder.digest != folder.before)
+        reply = {"root": scan.root, "folders": found, "others": others}
+        return {**reply, "left_out": scan.left_out, "stale": scan.stale}, blobs
+
+    def op_folders(self, connection: Connection, header: Json, body: bytes) -> Reply:
+        """Blobs of the last scan's folders by hash, with those below them, as many as fit."""
+        todo = [self.folders[digest] for digest in reversed(header["digests"])]
+        found, blobs = blobs_of(walk(todo))
+        return {"folders": found}, blobs
 
     def op_apply(self, connection: Connection, header: Json, body: bytes) -> Reply:
-        """Steps of a restore in order; a step ["file", path, mode, size] takes `size` bytes of the body."""
+        """Steps of a restore in order; ["file", path, mode, n] and ["more", path, offset, n] take n bytes of the body.
+
+        Answers the paths whose extended attributes the file system cannot hold.
+        """
         self.workspace.unlocked = []  # a restore sets every such mode itself
-        view = memoryview(body)
-        for step in header["steps"]:
-            size = step[3] if step[0] == "file" else 0
-            self.workspace.apply(step, view[:size])
-            view = view[size:]
-        return {}, b""
+        view, bare = memoryview(body), []
+        fd = self.workspace.open_root(os.O_PATH)
+        where: list[str] = []
+        try:
+            for step in header["steps"]:
+                size = step[3] if step[0] in ("file", "more") else 0
+                *folders, name = self.workspace.parts(step[1])
+                if folders != where:
+                    here, fd = fd, -1  # closed on the way
+                    fd, where = self.go(here, where, folders), folders
+                if not self.workspace.apply(fd, name, step, view[:size]):
+                    bare.append(step[1])
+                view = view[size:]
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return {"bare": bare}, b""
+
+    def go(self, fd: int, here: list[str], there: list[str]) -> int:
+        """From one folder to another, by a short way where there is one: a tree may be thousands deep."""
+        path, names = "/".join(there), there[len(here) :]
+        if there == here[:-1]:
+            names = [".."]
+        elif there[: len(here)] != here:
+            os.close(fd)
+            fd, names = self.workspace.open_root(os.O_PATH), there
+        return self.workspace.open_below(fd, path, names)
+
+
+def walk(todo: list[Folder]) -> Iterator[Folder]:
+    while todo:
+        folder = todo.pop()
+        yield folder
+        todo += reversed(list(folder.folders.values()))
+
+
+def blobs_of(folders: Iterable[Folder]) -> tuple[list[list[Any]], bytes]:
+    """[hash, length, hash of what was there before] of each, and the blobs; at least one, and as many as fit."""
+    found: list[list[Any]] = []
+    blobs: list[bytes] = []
+    room = MAX_READ
+    for folder in folders:
+        blob = folder.blob()
+        room -= len(blob)
+        if room < 0 and blobs:
+            break
+        found.append([folder.digest, len(blob), folder.before])
+        blobs.append(blob)
+    return found, b"".join(blobs)

@@ -107,8 +107,9 @@ def proportional_bytes(pids: set[int]) -> int:
     return total
 
 
-def shared_writable(pids: set[int]) -> set[int]:
-    """Inodes that somebody has mapped to write: their mtime does not tell of every change."""
+def shared_writable(pids: set[int]) -> set[int] | None:
+    """Inodes that somebody has mapped to write: their mtime does not tell of every change. None where a process does
+    not let us see what it has mapped, so that it may be any."""
     inodes = set()
     for pid in pids:
         try:
@@ -117,6 +118,8 @@ def shared_writable(pids: set[int]) -> set[int]:
                     field = line.split(None, 5)
                     if field[1][1] == "w" and field[1][3] == "s":
                         inodes.add(int(field[4]))
+        except PermissionError:
+            return None
         except OSError:
             pass
     return inodes

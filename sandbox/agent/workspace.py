@@ -1,19 +1,19 @@
-"""The workspace's files: read, written, scanned and restored without ever leaving their root."""
+"""The workspace's files: read, written and restored without ever leaving their root."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
-import time
 from contextlib import suppress
 from typing import Any
 
 from .errors import Refused
 
 DIR_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-Key = tuple[int, ...]
+MODES = 0o1777  # no setuid and setgid: the workspace is mounted nosuid, where they mean nothing
+PAGE = 4096
+ZEROS = bytes(PAGE)
 
 
 class Workspace:
@@ -21,7 +21,6 @@ class Workspace:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.cache: dict[Key, str] = {}
         self.unlocked: list[tuple[str, int]] = []  # folders whose mode we changed, outermost first
 
     def parts(self, path: str) -> list[str]:
@@ -40,7 +39,11 @@ class Workspace:
         return os.open(self.root, flags | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def open_dir(self, path: str, names: list[str], make: bool = False) -> int:
-        fd = self.open_root(os.O_PATH)
+        return self.open_below(self.open_root(os.O_PATH), path, names, make)
+
+    @staticmethod
+    def open_below(fd: int, path: str, names: list[str], make: bool = False) -> int:
+        """From a folder that is open, which is closed."""
         for name in names:
             try:
                 try:
@@ -71,61 +74,6 @@ class Workspace:
             return open_regular(fd, name, path)
         finally:
             os.close(fd)
-
-    def scan(self, mapped: set[int]) -> list[Any]:
-        """The tree as nested lists: [name, "f", mode, hash, size], [name, "d", mode, entries], [name, "l", target].
-
-        Folders that deny us are opened, so that what is in them can be read next; `relock` closes them again.
-        """
-        fresh: dict[Key, str] = {}
-        fd = self.open_root(os.O_RDONLY)
-        try:
-            return self._scan(fd, "", 0, fresh, mapped)
-        finally:
-            os.close(fd)
-            self.cache = fresh
-
-    def _scan(self, fd: int, path: str, depth: int, fresh: dict[Key, str], mapped: set[int]) -> list[Any]:
-        if depth > 200:
-            raise Refused("path", "the workspace is nested deeper than 200 directories")
-        entries: list[Any] = []
-        for name in sorted(os.listdir(fd)):
-            st = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            mode, where = st.st_mode & 0o777, path + name
-            if stat.S_ISLNK(st.st_mode):
-                entries.append([name, "l", os.readlink(name, dir_fd=fd)])
-            elif stat.S_ISDIR(st.st_mode):
-                if mode & 0o700 != 0o700:
-                    os.chmod(name, mode | 0o700, dir_fd=fd)
-                    self.unlocked.append((where, mode))
-                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-                try:
-                    entries.append([name, "d", mode, self._scan(inner, where + "/", depth + 1, fresh, mapped)])
-                finally:
-                    os.close(inner)
-            elif stat.S_ISREG(st.st_mode):
-                key = (st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
-                digest = self.cache.get(key) or self._hash(fd, name, mode)
-                entries.append([name, "f", mode, digest, st.st_size])
-                # A change within one clock tick of this stat would look the same: only settled files are remembered.
-                if st.st_ino not in mapped and time.time_ns() - st.st_ctime_ns > 50_000_000:
-                    fresh[key] = digest
-            else:
-                entries.append([name, "o"])
-        return entries
-
-    @staticmethod
-    def _hash(fd: int, name: str, mode: int) -> str:
-        digest = hashlib.sha256()
-        file = opened(fd, name, mode, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            while True:
-                piece = os.read(file, 1 << 20)
-                if not piece:
-                    return digest.hexdigest()
-                digest.update(piece)
-        finally:
-            os.close(file)
 
     def remove_at(self, fd: int, name: str) -> None:
         """Removes a file or a whole tree, however deep: its folders are moved to the root and emptied one by one."""
@@ -169,28 +117,60 @@ class Workspace:
                 finally:
                     os.close(fd)
 
-    def apply(self, step: list[Any], body: memoryview) -> None:
-        """One step of a restore; the processes are gone by then, so nothing moves under our feet."""
-        kind, path = step[0], step[1]
-        fd, name = self.parent(path)
-        try:
-            if kind == "rm":
-                self.remove_at(fd, name)
-            elif kind == "dir":
-                os.mkdir(name, 0o700, dir_fd=fd)
-            elif kind == "link":
-                os.symlink(step[2], name, dir_fd=fd)
-            elif kind == "mode":
-                os.chmod(name, step[2], dir_fd=fd)
-            elif kind == "file":
-                file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=fd)
-                write_all(file, body)
-                os.fchmod(file, step[2])
+    def apply(self, fd: int, name: str, step: list[Any], body: memoryview) -> bool:
+        """One step of a restore below an open folder; the processes are gone, so nothing moves under our feet.
+
+        False where the file system has no extended attributes.
+        """
+        kind = step[0]
+        if kind == "rm":
+            self.remove_at(fd, name)
+        elif kind == "dir":
+            os.mkdir(name, 0o700, dir_fd=fd)
+        elif kind == "link":
+            os.symlink(step[2], name, dir_fd=fd)
+        elif kind == "hard":
+            source, first = self.parent(step[2])
+            try:
+                os.link(first, name, src_dir_fd=source, dst_dir_fd=fd, follow_symlinks=False)
+            finally:
+                os.close(source)
+        elif kind == "mode":
+            os.chmod(name, step[2] & MODES, dir_fd=fd)
+        elif kind == "file":
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(name, flags, 0o600, dir_fd=fd)
+            try:
+                write_filled(file, body, 0)
+                os.fchmod(file, step[2] & MODES)
+            finally:
                 os.close(file)
+        elif kind in ("more", "xattrs"):
+            return self._change(fd, name, step, body)
+        else:
+            raise Refused("request", f"unknown step {kind!r}")
+        return True
+
+    @staticmethod
+    def _change(fd: int, name: str, step: list[Any], body: memoryview) -> bool:
+        """Steps on what is there already, whatever its mode allows."""
+        mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+        os.chmod(name, stat.S_IMODE(mode) | 0o700, dir_fd=fd)
+        access = os.O_WRONLY if step[0] == "more" else os.O_RDONLY
+        file = os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+        try:
+            if step[0] == "more":
+                write_filled(file, body, step[2])
             else:
-                raise Refused("request", f"unknown step {kind!r}")
+                set_xattrs(file, step[2])
+            return True
+        except OSError as error:
+            if error.errno != errno.ENOTSUP:
+                raise
+            return False
         finally:
-            os.close(fd)
+            os.fchmod(file, stat.S_IMODE(mode))
+            os.close(file)
 
 
 def opened(fd: int, name: str, mode: int, flags: int) -> int:
@@ -215,3 +195,24 @@ def open_regular(fd: int, name: str, path: str) -> int:
 def write_all(fd: int, body: memoryview) -> None:
     while body:
         body = body[os.write(fd, body) :]
+
+
+def write_filled(fd: int, body: memoryview, at: int) -> None:
+    """Writes from an offset on, and leaves holes where pages are zero: a file takes no more room than it did."""
+    end, dense = at + len(body), ZEROS not in bytes(body)
+    while body:
+        piece = body if dense else body[:PAGE]
+        if dense or piece != ZEROS[: len(piece)]:
+            piece = piece[: os.pwrite(fd, piece, at)]
+        body, at = body[len(piece) :], at + len(piece)
+    if os.fstat(fd).st_size < end:
+        os.ftruncate(fd, end)
+
+
+def set_xattrs(fd: int, wanted: dict[str, str]) -> None:
+    """Exactly these of the user's own, values in hex."""
+    for name in os.listxattr(fd):
+        if name.startswith("user.") and name not in wanted:
+            os.removexattr(fd, name)
+    for name, value in wanted.items():
+        os.setxattr(fd, name, bytes.fromhex(value))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -65,3 +66,51 @@ def test_what_a_crash_left_half_written_is_swept_and_never_listed(store: BlobSto
 def test_a_store_that_was_never_written_is_empty(store: BlobStore) -> None:
     assert list(store) == []
     assert store.sweep() == 0
+
+
+def test_blobs_become_visible_in_the_order_in_which_they_are_put(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So whoever finds a folder finds what is in it, whenever the writer ends."""
+    blobs = [str(n).encode() for n in range(40)]
+    names = [hashlib.sha256(blob).hexdigest() for blob in blobs]
+    seen = []
+    replace = os.replace
+
+    def noted(source: object, target: object) -> None:
+        replace(source, target)  # type: ignore[arg-type]
+        seen.append([store.has(name) for name in names])
+
+    monkeypatch.setattr(os, "replace", noted)
+    assert store.put_many(blobs) == names
+    assert seen == [[True] * n + [False] * (40 - n) for n in range(1, 41)]
+
+
+def test_a_write_that_fails_leaves_nothing(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    store.put(b"before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="space"):
+        store.put_many([str(n).encode() for n in range(20)])
+    assert len(list(store)) == 1
+    assert store.sweep() == 0
+
+
+def test_a_store_is_not_whole_while_blobs_are_removed_nor_after_that_was_interrupted(store: BlobStore) -> None:
+    digests = store.put_many([b"a", b"b", b"c", b"d"])
+    assert store.whole
+    with store.removing(everything=False):
+        store.remove(digests[0])
+        assert not store.whole
+    assert store.whole
+    with pytest.raises(BlobMissing), store.removing(everything=False):
+        _ = store.remove(digests[1]) + store.remove("no digest")
+    assert not store.whole
+    with store.removing(everything=False):
+        store.remove(digests[2])
+    assert not store.whole  # what the interrupted one left is not known to this one
+    with store.removing(everything=True):
+        store.remove(digests[3])
+    assert store.whole
