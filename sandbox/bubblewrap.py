@@ -42,7 +42,7 @@ class _Start:
         self.token = secrets.token_hex(32)
         self.counter = os.open(counter, os.O_RDONLY) if counter else None
         self.reader, self.info = os.pipe()
-        self.filter = pipe_with(seccomp.program(counted="memory" in held))
+        self.filter = pipe_with(seccomp.program(segments=False))
         limits = {
             "nproc": None if "pids" in held else spec.limits.pids + 1,
             "data": 2 * spec.limits.memory_bytes,  # per process: a ceiling until the watchdog looks

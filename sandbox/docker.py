@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import os
+import resource
 import secrets
 import shutil
 import subprocess
@@ -141,7 +142,7 @@ class DockerDriver:
         control.mkdir(mode=0o700)
         config = {
             "token": token, "epoch": spec.epoch, "work": "/work", "ttl_s": spec.ttl_s, "outside_only": True,
-            "memory_bytes": spec.limits.memory_bytes, "seccomp": seccomp.program(counted=True).hex(),
+            "memory_bytes": spec.limits.memory_bytes, "seccomp": seccomp.program(segments=True).hex(),
             "listen_fd": None, "listen_path": f"{CONTROL}/agent.sock", "limits": {}, "nice": 15,
             "tmpfs": ["/work", "/tmp", "/dev/shm"], "max_files": MAX_FILES,
             "oom_counters": ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"],
@@ -163,6 +164,7 @@ class DockerDriver:
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{uid}:{gid}"]
         words += ["--pids-limit", str(limits.pids + 3), "--memory", memory, "--memory-swap", memory]
         words += ["--cpus", str(limits.cpu), "--shm-size", str(SHM_BYTES), "--log-driver", "none"]
+        words += ["--sysctl", f"kernel.shmall={SHM_BYTES // resource.getpagesize()}"]
         words += ["--tmpfs", f"/work:rw,mode=0755,size={limits.workspace_bytes},{owner}"]
         words += ["--tmpfs", f"/tmp:rw,mode=1777,size={limits.tmp_bytes},{owner}"]
         words += ["--mount", f"type=bind,source={control},target={CONTROL}"]
