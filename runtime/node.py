@@ -63,6 +63,7 @@ async def serve(settings: Settings) -> None:
             blobs=BlobStore(settings.blobs_dir),
             volumes=settings.sandbox_volumes,
             egress=Egress(settings.egress_allow),
+            sandbox_egress=settings.sandbox_egress_allow,
             temporal=client,
             blob_lock=BlobLock(settings.blobs_lock_path),
             shares=settings.shared_kv is not None,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import StartupError, TenutoError
-from runtime.tools.allow import Entry, parse_allow
 from sandbox import SandboxUsageError, Volume
+from sandbox.allow import Entry, parse_allow
 
 GIB: Final = 2**30
 DEFAULT_MODEL: Final = "qwen2.5-coder-0.5b-instruct"
@@ -83,6 +83,7 @@ class Settings:
     shared_kv_bytes: int = 16 * GIB
     sandbox: str | None = None
     sandbox_volumes: tuple[Volume, ...] = ()
+    sandbox_egress_allow: tuple[Entry, ...] = ()
     egress_allow: tuple[Entry, ...] = ()
     nodes: int = 1
     workers: int = 1
@@ -349,6 +350,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_SHARED_KV_BYTES": Key("shared_kv_bytes", parse_size),
     "TENUTO_SANDBOX": Key("sandbox", _sandbox),
     "TENUTO_SANDBOX_VOLUMES": Key("sandbox_volumes", _volumes),
+    "TENUTO_SANDBOX_EGRESS_ALLOW": Key("sandbox_egress_allow", parse_allow),
     "TENUTO_EGRESS_ALLOW": Key("egress_allow", parse_allow),
     "TENUTO_NODES": Key("nodes", _number(int, 1, 16, "a number of nodes from 1 to 16")),
     "TENUTO_WORKERS": Key("workers", _number(int, 1, 16, "a number of workers from 1 to 16")),

@@ -22,9 +22,9 @@ from runtime.steps.blob_lock import BlobLock
 from runtime.steps.services import Services
 from runtime.store import Database, fleet, sessions, steps
 from runtime.store.values import Owner
-from runtime.tools.allow import parse_allow
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Driver, Handle, Sandbox, Volume
+from sandbox.allow import parse_allow
 from sandbox.bubblewrap import BubblewrapDriver, why_not
 from tests.runtime.tools import servers
 from workflows.contract import InputIn, StepIn
