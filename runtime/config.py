@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from runtime.text import fault
 from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool, SessionTool
 from sandbox import TOOLS
+from sandbox.allow import Entry
 
 MAX_SERVERS = 8
 
@@ -69,6 +78,15 @@ class Budget(BudgetLimits):
     warn_at: float = Field(default=0.8, gt=0, le=1)
 
 
+def _host(value: object) -> Entry:
+    if isinstance(value, Entry):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("give each host as a text")
+    return Entry.parse(value)
+
+
+Host = Annotated[Entry, BeforeValidator(_host), PlainSerializer(str), WithJsonSchema({"type": "string"})]
 OnBusy = Literal["reject", "enqueue", "interrupt"]
 
 
@@ -77,6 +95,7 @@ class SessionConfig(Frozen):
     system: str | None = Field(default=None, max_length=200_000)
     tools: list[Declared] = Field(default_factory=list, max_length=64)
     files: dict[str, str] = Field(default_factory=dict)
+    egress: list[Host] = Field(default_factory=list, max_length=64)  # what the sandbox may reach; empty: nothing
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
     kv: KvPolicy = KvPolicy()
@@ -127,6 +146,7 @@ class SessionConfig(Frozen):
             model=self.model or "any",
             system=tool.system,
             tools=tool.tools,
+            egress=self.egress,
             limits=self.limits,
             sampling=self.sampling,
             kv=self.kv,

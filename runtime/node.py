@@ -71,6 +71,7 @@ async def serve(settings: Settings) -> None:
                 SpareBook(db, settings.node_id, boot),
             ),
             egress=Egress(settings.egress_allow),
+            sandbox_egress=settings.sandbox_egress_allow,
             temporal=client,
             blob_lock=BlobLock(settings.blobs_lock_path),
             shares=settings.shared_kv is not None,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import StartupError, TenutoError
-from runtime.tools.allow import Entry, parse_allow
 from sandbox import SandboxUsageError, Volume
+from sandbox.allow import Entry, parse_allow
 
 GIB: Final = 2**30
 DEFAULT_MODEL: Final = "qwen2.5-coder-0.5b-instruct"
@@ -86,6 +86,7 @@ class Settings:
     sandbox_cold_start_s: float = 0.1
     sandbox_spares: int = 4
     sandbox_idle_s: float = 60.0
+    sandbox_egress_allow: tuple[Entry, ...] = ()
     egress_allow: tuple[Entry, ...] = ()
     nodes: int = 1
     workers: int = 1
@@ -355,6 +356,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_SANDBOX_COLD_START_S": Key("sandbox_cold_start_s", _number(float, 0, 3600, "seconds, from 0 to 3600")),
     "TENUTO_SANDBOX_SPARES": Key("sandbox_spares", _number(int, 0, 64, "a number of sandboxes from 0 to 64")),
     "TENUTO_SANDBOX_IDLE_S": Key("sandbox_idle_s", _number(float, 1, 86_400, "seconds, from 1 to 86400")),
+    "TENUTO_SANDBOX_EGRESS_ALLOW": Key("sandbox_egress_allow", parse_allow),
     "TENUTO_EGRESS_ALLOW": Key("egress_allow", parse_allow),
     "TENUTO_NODES": Key("nodes", _number(int, 1, 16, "a number of nodes from 1 to 16")),
     "TENUTO_WORKERS": Key("workers", _number(int, 1, 16, "a number of workers from 1 to 16")),

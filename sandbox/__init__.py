@@ -18,6 +18,7 @@ from .blobs import BlobStore
 from .choose import Choice, choose, choose_driver
 from .client import Call
 from .driver import Driver, Sandbox
+from .egress import Denial, Egress
 from .errors import (
     BadArguments,
     BadPath,
@@ -25,6 +26,7 @@ from .errors import (
     BlobCorrupt,
     BlobMissing,
     CreateFailed,
+    EgressRefused,
     FileMissing,
     KeyConflict,
     NoSandbox,
@@ -37,6 +39,7 @@ from .errors import (
     StaleEpoch,
 )
 from .fake import FakeDriver
+from .gate import Gate
 from .pool import Budget, Figures, Pool
 from .spec import (
     Chunk,
@@ -68,12 +71,16 @@ __all__ = [
     "Choice",
     "Chunk",
     "CreateFailed",
+    "Denial",
     "Description",
     "Driver",
+    "Egress",
+    "EgressRefused",
     "Entry",
     "FakeDriver",
     "Figures",
     "FileMissing",
+    "Gate",
     "Handle",
     "KeyConflict",
     "Limits",

@@ -50,6 +50,11 @@ def raise_refusal(header: Mapping[str, Any]) -> None:
         raise ERRORS.get(header["error"], OperationFailed)(header["message"])
 
 
+async def open_link(handle: Handle) -> Link:
+    """Raises SandboxLost."""
+    return await Link.open(Path(handle.socket), handle.token, handle.pid if handle.driver == "docker" else None)
+
+
 class Channel:
     """A link that is opened again when it breaks while the agent lives."""
 
@@ -68,8 +73,7 @@ class Channel:
             if self.link is None or self.link.over:
                 if self.link is not None:
                     await self.link.close()
-                listener = self.handle.pid if self.handle.driver == "docker" else None
-                self.link = await Link.open(Path(self.handle.socket), self.handle.token, listener)
+                self.link = await open_link(self.handle)
             return self.link
 
     async def request(self, op: str, body: bytes = b"", *, reply_s: float | None = REPLY_S, **fields: Any) -> Frame:

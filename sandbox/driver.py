@@ -8,7 +8,9 @@ from typing import Protocol
 from . import workspace
 from .blobs import BlobStore
 from .client import NO_ENVIRONMENT, Call, Channel, said, start_request
+from .egress import Egress
 from .errors import SandboxUsageError
+from .gate import Denied, Gate
 from .spec import Description, Entry, Handle, Restored, Result, Running, Said, SandboxSpec, Snapshot
 
 MAX_STDIN = 16 << 20
@@ -175,6 +177,14 @@ class Sandbox:
     async def restore(self, root: str, store: BlobStore) -> Restored:
         """Makes /work equal to `root` and nothing else; returns "pid name" of the processes this killed."""
         return await workspace.restore(self._channel, root, store)
+
+    async def open_gate(self, egress: Egress, denied: Denied) -> Gate:
+        """Lets tools out to what `egress` allows, until the gate is closed or anybody opens another; `denied` is told
+        of what they were refused. Calls started from now on have the proxy in their environment.
+
+        Raises SandboxLost, StaleEpoch.
+        """
+        return await Gate(self.handle, self.epoch, egress, denied).open()
 
     async def close(self) -> None:
         """Ends the connection. The sandbox and its calls go on; who still waits here for a call must re-attach."""

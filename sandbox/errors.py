@@ -7,6 +7,7 @@ SandboxError
     BadPath                    a path leaves the workspace, or goes through a link
     FileMissing                no such file in the workspace
     KeyConflict                the call key was used for another command
+    EgressRefused              a host may not be reached; the message says what it would take
     StaleEpoch                 a newer holder has taken the sandbox
   SandboxFailure               ours, or the machine's
     NoSandbox                  no backend can run here; the message says what to install
@@ -47,6 +48,10 @@ class FileMissing(SandboxUsageError):
 
 class KeyConflict(SandboxUsageError):
     """The call key was used for another command."""
+
+
+class EgressRefused(SandboxUsageError):
+    """A host may not be reached; the message says what it would take."""
 
 
 class StaleEpoch(SandboxUsageError):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .errors import CreateFailed
 
-RECIPE = "1"
+RECIPE = "2"
 AGENT_SOURCE = Path(__file__).parent / "agent"
 AGENT_HOME = "/usr/lib/tenuto"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -45,9 +45,16 @@ TEXTS = {
 }
 FOLDERS = ("dev", "etc", "mnt", "proc", "run", "run/tenuto", "sys", "tmp", "usr", "var/tmp", "work")
 QUESTION = """
-import json, sys, sysconfig
-print(json.dumps([sys.executable, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]))
+import json, sysconfig
+try:
+    from ssl import get_default_verify_paths
+    certificates = get_default_verify_paths().openssl_cafile
+except ImportError:
+    certificates = "/etc/ssl/cert.pem"
+print(json.dumps([certificates, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]))
 """
+# Whom a tool trusts that may speak https with the world: what this host trusts.
+CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ def build(images: Path) -> Image:
 def _host_key() -> str:
     """Changes when the image would: another interpreter, other libraries, another agent, another recipe."""
     facts: list[object] = [RECIPE, host_python()]
-    for path in (host_python(), "/etc/ld.so.cache", "/var/lib/dpkg/status"):
+    for path in (host_python(), "/etc/ld.so.cache", "/var/lib/dpkg/status", *CERTIFICATES):
         try:
             st = os.stat(path)
             facts.append([st.st_size, st.st_mtime_ns])
@@ -131,7 +138,7 @@ def _closure(python: str) -> dict[str, str]:
     """Path in the image -> file on the host."""
     ask = [python, "-I", "-c", QUESTION]
     answer = subprocess.run(ask, capture_output=True, text=True, timeout=60, check=True, env={"PATH": SYSTEM_PATH})
-    _, *folders = json.loads(answer.stdout)
+    certificates, *folders = json.loads(answer.stdout)
     library = [path for folder in dict.fromkeys(folders) for path in _library(folder)]
     programs = [path for name in PROGRAMS if (path := shutil.which(name, path=SYSTEM_PATH)) is not None]
     if not any(path.endswith("/bash") for path in programs):
@@ -144,6 +151,8 @@ def _closure(python: str) -> dict[str, str]:
     beside = {os.path.join(folder, name) for folder in systems for name in WHEELS.split()}
     libraries |= {path for path in beside if os.path.exists(path)}
     sources.update({_inside(path): os.path.realpath(path) for path in libraries})
+    if bundle := next((path for path in CERTIFICATES if os.path.isfile(path)), None):
+        sources[certificates] = os.path.realpath(bundle)
     return sources
 
 

@@ -134,6 +134,11 @@ class Link:
             self._write({**header, "id": self.last_id}, body)
         return self.last_id, queue
 
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        """Something that is not answered; lost where the connection is over."""
+        if not self.over:
+            self._write(header, body)
+
     def forget(self, number: int) -> None:
         self.waiting.pop(number, None)
 

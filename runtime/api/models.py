@@ -13,8 +13,10 @@ from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.specs import tool_specs
 from runtime.store import Database, fleet
-from runtime.tools.egress import Egress, EgressRefused
+from runtime.tools.egress import Egress
 from runtime.tools.kinds import HttpTool, McpTool, SessionTool
+from sandbox import EgressRefused
+from sandbox.allow import uncovered
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -60,7 +62,13 @@ def _children(config: SessionConfig) -> list[SessionConfig]:
 
 
 def ensure_reachable(request: Request, config: SessionConfig) -> None:
-    """Raises InvalidRequest where a tool's host is not one that may be reached. Names are looked up at the call."""
+    """Raises InvalidRequest where a host is not one that may be reached. Names are looked up at the call."""
+    if beyond := uncovered(config.egress, request.app.state.sandbox_egress):
+        raise InvalidRequest(
+            f"egress: {beyond[0]} is not within the hosts that sandboxes may reach (TENUTO_SANDBOX_EGRESS_ALLOW)",
+            param="egress",
+            code="host_not_allowed",
+        )
     egress: Egress = request.app.state.egress
     for tool in config.declared:
         url = tool.url if isinstance(tool, HttpTool | McpTool) else None

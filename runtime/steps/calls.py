@@ -15,16 +15,16 @@ from runtime.steps.boxes import open_box
 from runtime.steps.children import Child, end_child, run_child
 from runtime.steps.gates import ask
 from runtime.steps.services import Services
+from runtime.steps.way_out import WayOut
 from runtime.store import budgets, ledger
 from runtime.store.ledger import Call, Claim, call_key
 from runtime.store.questions import Answer, Asked
 from runtime.store.values import Attempt, Owner
 from runtime.tools.catalog import Catalog, Known, Listings
-from runtime.tools.egress import EgressRefused
 from runtime.tools.kinds import ClientTool, SessionTool
 from runtime.tools.outcome import Outcome, as_text, without_secrets
 from runtime.tools.running import Place, check, run_inside, run_outside, stop_inside
-from sandbox import BadArguments, Sandbox
+from sandbox import BadArguments, EgressRefused, Sandbox
 
 AT_ONCE = 8
 OUTSIDE = "outside"  # where a run begins that no sandbox's journal knows of
@@ -44,13 +44,16 @@ class Step:
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _box: tuple[str, Sandbox] | None = None
     _greeting: dict[str, asyncio.Lock] = field(default_factory=dict)
+    way_out: WayOut = field(init=False)
 
     async def __aenter__(self) -> Self:
+        self.way_out = WayOut(self.services, self.owner, self.attempt.step_no, self.config)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        await self.way_out.close()
         if self._box is not None:
             await self._box[1].close()
 
@@ -59,6 +62,7 @@ class Step:
         async with self._opening:
             if self._box is None:
                 self._box = await open_box(self.services, self.owner, self.attempt, self.config, root)
+                await self.way_out.open(self._box[1])
             return self._box
 
     def child(self, call: Call) -> Child:
@@ -263,6 +267,7 @@ async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
     if not again and not claim.begins:
         await ledger.note_run(s.db, step.owner, step.attempt, call, claim.runs + 1, sandbox_id)
     outcome = await run_inside(sandbox, known, call.arguments, step.place(call, known, again=again))
+    await step.way_out.tell()
     async with s.blob_lock:
         after = claim.snapshot_before
         if known.writes:

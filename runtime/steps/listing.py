@@ -14,16 +14,16 @@ from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps.boxes import open_box
 from runtime.steps.services import Services
+from runtime.steps.way_out import WayOut
 from runtime.store import listings
 from runtime.store.values import Attempt, Event, Owner
 from runtime.tools.catalog import NO_LISTINGS, Catalog, Listings
-from runtime.tools.egress import EgressRefused
 from runtime.tools.kinds import McpTool
 from runtime.tools.mcp import McpFault, Server, listed
 from runtime.tools.mcp_inside import InsideServer
 from runtime.tools.mcp_outside import OutsideServer
 from runtime.tools.outcome import without_secrets
-from sandbox import snapshots
+from sandbox import EgressRefused, snapshots
 
 MAX_OFFERED = 64  # tools of one server
 MAX_SCHEMA_CHARS = 32_768
@@ -37,7 +37,7 @@ async def catalog(s: Services, session_id: str, config: SessionConfig) -> tuple[
 
 
 def catalog_of(s: Services, config: SessionConfig, known: Listings = NO_LISTINGS) -> Catalog:
-    return Catalog(config, known, leads_out=any(not volume.read_only for volume in s.volumes))
+    return Catalog(config, known, leads_out=bool(config.egress) or any(not each.read_only for each in s.volumes))
 
 
 async def ensure_listed(s: Services, owner: Owner, attempt: Attempt, config: SessionConfig) -> None:
@@ -71,9 +71,13 @@ async def _server(
         files = {name: text.encode() for name, text in config.files.items()}
         root = await asyncio.to_thread(snapshots.seed, files, s.blobs)
         _, sandbox = await open_box(s, owner, attempt, config, root)
+    way_out = WayOut(s, owner, attempt.step_no, config)
     try:
+        await way_out.open(sandbox)
         yield InsideServer(sandbox, tool, None, asyncio.Lock())
+        await way_out.tell()
     finally:
+        await way_out.close()
         await sandbox.close()
 
 

@@ -15,6 +15,8 @@ from runtime.steps.recent import Recent
 from runtime.store import Database, Owner
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Driver, Pool, Volume
+from sandbox.allow import Entry
+from sandbox.egress import Resolve, resolve
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Services:
     pool: Pool
     temporal: Client | None = None  # to tell other sessions at once; without it the reconciler does
     egress: Egress = field(default_factory=Egress)
+    sandbox_egress: tuple[Entry, ...] = ()  # within which sessions may open their sandboxes
+    lookup: Resolve = resolve  # the name service, for what leaves sandboxes
     shares: bool = False  # there is a store from which other nodes can take pages
     leaving: Leaving = field(default_factory=Leaving)
     coming_back: ComingBack = field(default_factory=ComingBack)

@@ -47,7 +47,7 @@ class Known:
 
 
 class Catalog:
-    """`leads_out`: a writable volume leads out of the sandbox, where no snapshot undoes anything."""
+    """`leads_out`: a writable volume or open egress leads out of the sandbox, where no snapshot undoes anything."""
 
     def __init__(self, config: SessionConfig, listings: Listings = NO_LISTINGS, *, leads_out: bool = False) -> None:
         default = "unsafe" if leads_out else "sandboxed"

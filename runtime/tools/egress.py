@@ -2,73 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 
 import httpx2
 
-from runtime.errors import TenutoError
-from runtime.tools.allow import Entry
-
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-# They carry an IPv4 address that somebody on the way unpacks.
-_CARRIERS = [ipaddress.ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")]
-
-
-class EgressRefused(TenutoError):
-    """The operator's list does not allow this; the message says what it would take."""
+from sandbox.egress import Egress as Rules
+from sandbox.errors import EgressRefused
 
 
 class TooMuch(httpx2.ReadError):
     """The answer is longer than we read."""
 
 
-async def resolve(host: str, port: int) -> Sequence[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
-
-
-def is_public(address: Address) -> bool:
-    """Anybody's, not this machine's or its network's."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if any(address in carrier for carrier in _CARRIERS):
-            return False
-    return address.is_global and not address.is_multicast
-
-
-class Egress:
-    """What the list allows. `lookup` is the name service; tests bring their own."""
-
-    def __init__(self, allow: Sequence[Entry] = (), lookup: Resolve = resolve) -> None:
-        self._allow = tuple(allow)
-        self._lookup = lookup
+class Egress(Rules):
+    """What the operator's list allows to tools that leave the node."""
 
     def check(self, url: str) -> None:
         """Raises EgressRefused for a host that is not listed; asks no name service."""
-        self._listed(*place_of(httpx2.URL(url)))
-
-    def _listed(self, host: str, port: int) -> None:
-        if not any(entry.matches(host, port) for entry in self._allow):
-            raise EgressRefused(f"{Entry(host, port)} is not in the list of hosts that may be reached"
-                                " (TENUTO_EGRESS_ALLOW)")  # fmt: skip
-
-    async def addresses(self, host: str, port: int) -> list[str]:
-        """Where a connection to a host may go. Raises EgressRefused; OSError where the name is not known."""
-        self._listed(host, port)
-        found = await self._lookup(host, port)
-        if Entry(host, port) in self._allow:
-            return list(found)
-        public = [each for each in found if is_public(ipaddress.ip_address(each.partition("%")[0]))]
-        if not public:
-            raise EgressRefused(
-                f"{host} has no public address; list it as {Entry(host, port)} to reach it all the same"
-            )
-        return public
+        self.check_place(*place_of(httpx2.URL(url)))
 
 
 def place_of(url: httpx2.URL) -> tuple[str, int]:

@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import httpx2
 
-from runtime.tools.egress import Egress, EgressRefused, client
+from runtime.tools.egress import Egress, client
 from runtime.tools.kinds import PLACEHOLDER, HttpTool
 from runtime.tools.outcome import Outcome, capped
-from sandbox import BadArguments
+from sandbox import BadArguments, EgressRefused
 
 MAX_REDIRECTS = 5
 IN_THE_QUERY = ("GET", "HEAD", "DELETE")

@@ -92,7 +92,7 @@ class CommandTool(Described):
     type: Literal["command"] = "command"
     command: list[str] = Field(min_length=1, max_length=64)
     env: dict[str, str] = Field(default_factory=dict, max_length=64)
-    effect: Effect | None = None  # None: sandboxed, or unsafe where a writable volume leads out of the sandbox
+    effect: Effect | None = None  # None: sandboxed, or unsafe where something leads out of the sandbox
 
     _env = field_validator("env")(_environment)
 

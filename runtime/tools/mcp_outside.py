@@ -6,9 +6,10 @@ import httpx2
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from runtime.tools.egress import Egress, EgressRefused, client, place_of
+from runtime.tools.egress import Egress, client, place_of
 from runtime.tools.kinds import McpTool
 from runtime.tools.mcp import ABOUT_US, McpFault, T, Work, attempt, fault_of
+from sandbox import EgressRefused
 
 MAX_ANSWER_BYTES = 4 << 20
 GRACE_S = 5.0

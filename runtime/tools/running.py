@@ -10,13 +10,13 @@ from typing import Any
 
 from runtime.tools import http, mcp
 from runtime.tools.catalog import Known
-from runtime.tools.egress import Egress, EgressRefused
+from runtime.tools.egress import Egress
 from runtime.tools.kinds import CommandTool, HttpTool, McpTool, SessionTool
 from runtime.tools.mcp_inside import InsideServer
 from runtime.tools.mcp_outside import OutsideServer
 from runtime.tools.outcome import Outcome
 from runtime.unwanted import is_unwanted
-from sandbox import BadArguments, Sandbox, SandboxLost, tool_argv
+from sandbox import BadArguments, EgressRefused, Sandbox, SandboxLost, tool_argv
 
 Arguments = Mapping[str, Any]
 

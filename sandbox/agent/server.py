@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from .calls import Call
+from .egress import WayOut
 from .errors import Refused
 from .processes import below, processes, proportional_bytes, resident_bytes, send_signal
 from .runs import SPARE_S, TICK_S
@@ -53,6 +54,7 @@ class Agent(Talks):
         self.paused: list[int] = []
         self.mishaps = 0
         self.files_seen = 0
+        self.way_out = WayOut(self.selector, self.rearm, self.drop)
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, self.accept)
         wake, woken = socket.socketpair()
@@ -154,6 +156,7 @@ class Agent(Talks):
         for call in self.calls.values():
             call.subscribers = [pair for pair in call.subscribers if pair[0] is not connection]
         self.hang_up(connection)
+        self.way_out.leave(connection)
         self.alone_since = time.monotonic()
 
     def answer(self, connection: Connection, header: Json, body: bytes) -> None:
@@ -183,7 +186,12 @@ class Agent(Talks):
     def fence(self, epoch: int) -> None:
         if epoch < self.epoch:
             raise Refused("epoch", f"epoch {epoch} is over; this sandbox is held by epoch {self.epoch}")
+        if epoch > self.epoch and self.way_out.exit is not None:
+            self.drop(self.way_out.exit)  # nothing leaves through a holder that was fenced off
         self.epoch = epoch
+
+    def spawn(self, header: Json, digest: str, stdin: bytes) -> Call:
+        return super().spawn({**header, "env": {**self.way_out.environment(), **header["env"]}}, digest, stdin)
 
     def operations(self) -> dict[str, Callable[[Connection, Json, bytes], tuple[Json, bytes] | None]]:
         return {
@@ -196,6 +204,8 @@ class Agent(Talks):
             "pause": self.op_pause,
             "resume": self.op_resume,
             "thaw": lambda connection, *_: self.thaw(connection),
+            "exit": self.way_out.op_exit,
+            "relay": self.way_out.op_relay,
             **self.talk_operations(),
             **self.file_operations(),
         }

@@ -20,6 +20,7 @@ from sandbox import BlobStore, Driver, FakeDriver, Handle, Limits, Result, Sandb
 from sandbox import docker as docker_backend
 from sandbox.bubblewrap import BubblewrapDriver, why_not
 from sandbox.docker import DockerDriver
+from tests.sandbox.outside import Proxy
 
 LIMITS = Limits(memory_bytes=128 << 20, pids=64, workspace_bytes=32 << 20, tmp_bytes=8 << 20, call_timeout_s=30)
 FAKE = pytest.param("fake", id="fake")
@@ -127,6 +128,17 @@ async def make(driver: Driver) -> AsyncIterator[Make]:
 @pytest_asyncio.fixture
 async def sandbox(make: Make) -> Sandbox:
     return (await make())[1]
+
+
+@pytest_asyncio.fixture
+async def proxy(tmp_path: Path) -> AsyncIterator[Proxy]:
+    driver = FakeDriver(tmp_path)
+    async with AsyncExitStack() as stack:
+        handle = await driver.create(SandboxSpec("s", "session", "tenant", 1))
+        stack.push_async_callback(driver.release, handle)
+        sandbox = await driver.attach(handle)
+        stack.push_async_callback(sandbox.close)
+        yield Proxy(sandbox, stack)
 
 
 @pytest.fixture

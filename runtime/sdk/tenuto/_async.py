@@ -118,15 +118,18 @@ class AsyncSessions:
         budget: Mapping[str, Any] | None = None,
         on_busy: str | None = None,
         context_policy: str | None = None,
+        egress: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """Create a session.
 
         `tools`: names of built-in ones, or tools of your own; `files`: its first workspace; `approvals`: tools whose
         calls wait for a person; `budget`: what it may use in all; `on_busy`: what a message does that comes while it
-        works; `context_policy`: what gives way in a full context.
+        works; `context_policy`: what gives way in a full context; `egress`: hosts that its
+        sandbox may reach.
         """
         more = {"approvals": approvals, "budget": budget, "on_busy": on_busy, "context_policy": context_policy}
+        more["egress"] = list(egress) or None
         body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed, **more)
         made = await self._client.post("/v1/sessions", body, key=idempotency_key)
         return AsyncSession(self._client, made["id"])

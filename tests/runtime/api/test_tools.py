@@ -7,8 +7,8 @@ import pytest
 from fastapi import FastAPI
 
 from runtime.store import Database
-from runtime.tools.allow import parse_allow
 from runtime.tools.egress import Egress
+from sandbox.allow import parse_allow
 
 HTTP = {"type": "http", "name": "ask", "description": "Ask.", "url": "https://api.example.org/x"}
 MCP = {"type": "mcp", "name": "far", "url": "https://mcp.example.org/mcp"}
@@ -26,6 +26,23 @@ async def test_a_tool_whose_host_is_not_listed_is_refused_before_anything_is_cre
     assert str(tool["name"]) in error["message"]
     assert "TENUTO_EGRESS_ALLOW" in error["message"]
     assert (await client.get("/v1/sessions")).json()["data"] == []
+
+
+@pytest.mark.parametrize("egress", ["a.example.org", "*.example.org:443", "b.example.org:80", "*.org:443"])
+async def test_a_sandbox_is_opened_only_within_what_the_operator_allows(
+    app: FastAPI, client: httpx.AsyncClient, egress: str
+) -> None:
+    answer = await client.post("/v1/sessions", json={"egress": [egress]})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("egress", "host_not_allowed")
+    assert "TENUTO_SANDBOX_EGRESS_ALLOW" in error["message"]
+    app.state.sandbox_egress = parse_allow("*.example.org:443,b.example.org")
+    inside = egress in ("*.example.org:443", "b.example.org:80")
+    made = await client.post("/v1/sessions", json={"egress": [egress]})
+    assert made.status_code == (201 if inside else 400)
+    if inside:
+        assert made.json()["egress"] == [egress]
 
 
 @pytest.mark.parametrize("tool", [HTTP, MCP])

@@ -23,9 +23,9 @@ from runtime.steps.resting import usual_spec
 from runtime.steps.services import Services
 from runtime.store import Database, fleet, sandboxes, sessions, steps
 from runtime.store.values import Owner
-from runtime.tools.allow import parse_allow
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Budget, Driver, Handle, Pool, Sandbox, Volume
+from sandbox.allow import parse_allow
 from sandbox.bubblewrap import BubblewrapDriver, why_not
 from tests.runtime.tools import servers
 from workflows.contract import InputIn, StepIn

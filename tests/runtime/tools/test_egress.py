@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import httpx2
 import pytest
 
-from runtime.tools.allow import Entry, parse_allow
-from runtime.tools.egress import Egress, EgressRefused, TooMuch, client
+from runtime.tools.egress import Egress, TooMuch, client
+from sandbox import EgressRefused
+from sandbox.allow import Entry, parse_allow
 from tests.runtime.tools.servers import Seen
 
 

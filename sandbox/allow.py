@@ -1,9 +1,10 @@
-"""The operator's list of hosts that tools may reach, as the setting writes it."""
+"""Lists of hosts that may be reached, as settings and sessions write them."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -37,10 +38,20 @@ class Entry:
         below = self.host.startswith("*.") and host.endswith(self.host[1:]) and len(host) >= len(self.host)
         return (below or host == self.host) and self.port in (None, port)
 
+    def lies_in(self, other: Entry) -> bool:
+        """Whether `other` matches all that this one does."""
+        below = other.host.startswith("*.") and self.host.endswith(other.host[1:])
+        return (below or self.host == other.host) and other.port in (None, self.port)
+
 
 def parse_allow(text: str) -> tuple[Entry, ...]:
-    """The value of TENUTO_EGRESS_ALLOW. Raises ValueError."""
+    """A list as a setting writes it. Raises ValueError."""
     try:
         return tuple(Entry.parse(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ValueError(USE) from None
+
+
+def uncovered(wanted: Sequence[Entry], allowed: Sequence[Entry]) -> list[Entry]:
+    """Those of `wanted` of which something lies outside of `allowed`."""
+    return [entry for entry in wanted if not any(entry.lies_in(each) for each in allowed)]
