@@ -128,7 +128,12 @@ class AsyncSessions:
         works; `context_policy`: what gives way in a full context; `egress`: hosts that its
         sandbox may reach.
         """
-        more = {"approvals": approvals, "budget": budget, "on_busy": on_busy, "context_policy": context_policy}
+        more: dict[str, Any] = {
+            "approvals": approvals,
+            "budget": budget,
+            "on_busy": on_busy,
+            "context_policy": context_policy,
+        }
         more["egress"] = list(egress) or None
         body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed, **more)
         made = await self._client.post("/v1/sessions", body, key=idempotency_key)
