@@ -22,7 +22,7 @@ from typing import Any
 from . import cgroups, host, image, seccomp
 from .driver import Sandbox
 from .errors import CreateFailed, NoSandbox, SandboxLost
-from .launch import confirmed, last_words, listen, pipe_with
+from .launch import confirmed, last_words, listen, pipe_with, refuse_image
 from .spec import MAX_FILES, SHM_BYTES, Description, Handle, SandboxSpec
 
 ISOLATION = (
@@ -142,6 +142,7 @@ class BubblewrapDriver:
         return await confirmed(self, handle, self.records.folder(spec.sandbox_id) / "agent.log")
 
     def _create(self, spec: SandboxSpec) -> Handle:
+        refuse_image(spec, self.name)
         folder = self.records.make(spec.sandbox_id)
         facts: dict[str, object] = {"sandbox_id": spec.sandbox_id, "driver": self.name}
         try:
@@ -185,7 +186,7 @@ class BubblewrapDriver:
             epoch=spec.epoch,
             limits=spec.limits,
             token=start.token,
-            extra=MappingProxyType({**spec.labels, "tenant": spec.tenant_id}),
+            extra=MappingProxyType({**spec.labels, "tenant": spec.tenant_id, "environment": "{}"}),
         )
 
     @staticmethod

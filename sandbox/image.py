@@ -171,6 +171,12 @@ def _libraries(binaries: Iterable[str]) -> set[str]:
     return set(re.findall(r"(/\S+) \(0x", answer.stdout))
 
 
+def libraries_in(root: Path, binaries: Iterable[Path]) -> list[Path]:
+    """The files below `root` that the loader would open for these, which the host's own stand for."""
+    inside = {_inside(path) for path in _libraries(str(path) for path in binaries)}
+    return [root / path.lstrip("/") for path in sorted(inside)]
+
+
 def _digest(sources: dict[str, str]) -> str:
     digest = hashlib.sha256()
     items = [*sources.items(), *((f"{AGENT_HOME}/agent/{path.name}", str(path)) for path in AGENT_SOURCE.glob("*.py"))]
@@ -240,4 +246,4 @@ def _index_libraries(root: Path) -> None:
         subprocess.run([program, "-X", "-r", str(root)], capture_output=True, timeout=60, check=False)
 
 
-__all__ = ["AGENT_HOME", "Image", "build", "host_python", "ready"]
+__all__ = ["AGENT_HOME", "Image", "build", "host_python", "libraries_in", "ready"]
