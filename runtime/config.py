@@ -18,6 +18,7 @@ from runtime.text import fault
 from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool, SessionTool
 from sandbox import TOOLS
 from sandbox.allow import Entry
+from sandbox.spec import canonical
 
 MAX_SERVERS = 8
 
@@ -95,6 +96,7 @@ class SessionConfig(Frozen):
     system: str | None = Field(default=None, max_length=200_000)
     tools: list[Declared] = Field(default_factory=list, max_length=64)
     files: dict[str, str] = Field(default_factory=dict)
+    image: str | None = Field(default=None, max_length=255)  # of the sandbox; None: the built-in one
     egress: list[Host] = Field(default_factory=list, max_length=64)  # what the sandbox may reach; empty: nothing
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
@@ -103,6 +105,11 @@ class SessionConfig(Frozen):
     budget: Budget = Budget()
     on_busy: OnBusy = "enqueue"  # what a message does that comes while the session works
     context_policy: Literal["fail", "drop_tool_output", "summarise"] = "fail"  # what gives way in a full context
+
+    @field_validator("image")
+    @classmethod
+    def _names_an_image(cls, value: str | None) -> str | None:
+        return None if value is None else canonical(value)
 
     @field_validator("tools")
     @classmethod
@@ -146,6 +153,7 @@ class SessionConfig(Frozen):
             model=self.model or "any",
             system=tool.system,
             tools=tool.tools,
+            image=self.image,
             egress=self.egress,
             limits=self.limits,
             sampling=self.sampling,

@@ -46,7 +46,10 @@ async def serve(settings: Settings) -> None:
     start_logging(settings.log_level)
     boot = secrets.token_hex(6)
     driver = await choose_driver(
-        settings.home, settings.run_dir, None if settings.sandbox == "auto" else settings.sandbox
+        settings.home,
+        settings.run_dir,
+        None if settings.sandbox == "auto" else settings.sandbox,
+        pull=settings.sandbox_pull == "missing",
     )
     tokenizer, chat = await asyncio.to_thread(load_chat_format, settings.model_path)
     async with (

@@ -19,6 +19,7 @@ from typing import Any, Final
 from runtime.errors import StartupError, TenutoError
 from sandbox import SandboxUsageError, Volume
 from sandbox.allow import Entry, parse_allow
+from sandbox.spec import canonical
 
 GIB: Final = 2**30
 DEFAULT_MODEL: Final = "qwen2.5-coder-0.5b-instruct"
@@ -83,6 +84,8 @@ class Settings:
     shared_kv_bytes: int = 16 * GIB
     sandbox: str | None = None
     sandbox_volumes: tuple[Volume, ...] = ()
+    sandbox_images: tuple[str, ...] = ()
+    sandbox_pull: str = "never"
     sandbox_cold_start_s: float = 0.1
     sandbox_spares: int = 4
     sandbox_idle_s: float = 60.0
@@ -246,7 +249,7 @@ class Key:
         return str(value)
 
 
-def _shown(one: Volume | Entry) -> str:
+def _shown(one: Volume | Entry | str) -> str:
     if isinstance(one, Volume):
         return f"{one.source}:{one.target}{':ro' if one.read_only else ''}"
     return str(one)
@@ -312,6 +315,11 @@ def _volumes(text: str) -> tuple[Volume, ...]:
     return tuple(_volume(one.strip()) for one in text.split(",") if one.strip())
 
 
+def _images(text: str) -> tuple[str, ...]:
+    names = tuple(one.strip() for one in text.split(",") if one.strip())
+    return tuple(name if name == ANY_IMAGE else canonical(name) for name in names)
+
+
 def _volume(text: str) -> Volume:
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
@@ -320,6 +328,7 @@ def _volume(text: str) -> Volume:
     return Volume(Path(source), target, read_only=mode == "ro")
 
 
+ANY_IMAGE: Final = "*"
 _HOST_PORT: Final = r"[A-Za-z0-9_.\-\[\]:]*[A-Za-z0-9_.\-\]]:\d{1,5}"
 
 KEYS: Final[Mapping[str, Key]] = {
@@ -353,6 +362,8 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_SHARED_KV_BYTES": Key("shared_kv_bytes", parse_size),
     "TENUTO_SANDBOX": Key("sandbox", _sandbox),
     "TENUTO_SANDBOX_VOLUMES": Key("sandbox_volumes", _volumes),
+    "TENUTO_SANDBOX_IMAGES": Key("sandbox_images", _images),
+    "TENUTO_SANDBOX_PULL": Key("sandbox_pull", _one_of("never", "missing")),
     "TENUTO_SANDBOX_COLD_START_S": Key("sandbox_cold_start_s", _number(float, 0, 3600, "seconds, from 0 to 3600")),
     "TENUTO_SANDBOX_SPARES": Key("sandbox_spares", _number(int, 0, 64, "a number of sandboxes from 0 to 64")),
     "TENUTO_SANDBOX_IDLE_S": Key("sandbox_idle_s", _number(float, 1, 86_400, "seconds, from 1 to 86400")),

@@ -22,10 +22,18 @@ from typing import Any
 from . import cgroups, host, image, seccomp
 from .driver import Sandbox
 from .errors import CreateFailed, NoSandbox, SandboxLost
-from .launch import confirmed, last_words, listen, pipe_with
+from .launch import confirmed, last_words, listen, pipe_with, refuse_image
 from .spec import MAX_FILES, SHM_BYTES, Description, Handle, SandboxSpec
 
-ISOLATION = "weaker isolation: namespaces, no capabilities and a system call filter, on the host's own kernel"
+ISOLATION = (
+    "weaker isolation: namespaces, no capabilities and a system call filter, on the host's own kernel; it cannot stop a"
+    " fault of that kernel, nor hide what /proc tells of the host"
+)
+UNSTOPPED = (
+    "a fault of the kernel in what the filter lets through; it is one kernel for all",
+    "reading what /proc tells of the host: load, memory, processors, kernel, and where the image lies",
+    "guessing from time and shared caches what else this machine does",
+)
 START_S = 20.0
 BOOT = f"import sys; sys.path.insert(0, {image.AGENT_HOME!r}); from agent.main import main; main()"
 # The shell makes bwrap an orphan at once: whoever started it may die without it, and need not wait for it.
@@ -134,6 +142,7 @@ class BubblewrapDriver:
         return await confirmed(self, handle, self.records.folder(spec.sandbox_id) / "agent.log")
 
     def _create(self, spec: SandboxSpec) -> Handle:
+        refuse_image(spec, self.name)
         folder = self.records.make(spec.sandbox_id)
         facts: dict[str, object] = {"sandbox_id": spec.sandbox_id, "driver": self.name}
         try:
@@ -177,7 +186,7 @@ class BubblewrapDriver:
             epoch=spec.epoch,
             limits=spec.limits,
             token=start.token,
-            extra=MappingProxyType({**spec.labels, "tenant": spec.tenant_id}),
+            extra=MappingProxyType({**spec.labels, "tenant": spec.tenant_id, "environment": "{}"}),
         )
 
     @staticmethod
@@ -264,6 +273,18 @@ class BubblewrapDriver:
         host.return_uid(self.home, sandbox_id)
         self.records.remove(sandbox_id)
 
+    def _unlimited(self) -> list[str]:
+        """What only a control group would stop, or a uid for each sandbox."""
+        held = self.groups.parents if self.groups else {}
+        found = []
+        if "memory" not in held:
+            found.append("taking more memory than its limit for the twentieth of a second until the watchdog looks")
+        if "cpu" not in held:
+            found.append("using every processor, though after everything else")
+        if "pids" not in held and os.getuid() != 0:
+            found.append("using up the number of processes that all sandboxes of this user share")
+        return found
+
     async def describe(self) -> Description:
         held = self.groups.parents if self.groups else {}
         by_group = f"cgroup v{self.groups.version}" if self.groups else ""
@@ -283,6 +304,7 @@ class BubblewrapDriver:
             notes=(
                 "no network; nothing of the host is visible but the image and declared volumes",
                 "each sandbox has a uid of its own" if os.getuid() == 0 else f"sandboxes run as uid {os.getuid()}",
+                f"it cannot stop: {'; '.join([*UNSTOPPED, *self._unlimited()])}",
             ),
         )  # fmt: skip
 

@@ -42,15 +42,16 @@ def choose(prefer: str | None = None) -> Choice:
     return Choice(None, "", tuple(reasons))
 
 
-async def choose_driver(home: Path, run_dir: Path, prefer: str | None = None) -> Driver:
+async def choose_driver(home: Path, run_dir: Path, prefer: str | None = None, *, pull: bool = False) -> Driver:
     """Opens the chosen backend; builds its image under `home` where it is missing (some seconds, once).
 
     `run_dir` holds one folder per sandbox and names this installation: a driver with the same `run_dir` finds the
-    sandboxes of the one before. Raises NoSandbox with a sentence that says what to install.
+    sandboxes of the one before. `pull`: images of users may be fetched from their registries. Raises NoSandbox with a
+    sentence that says what to install.
     """
     choice = await asyncio.to_thread(choose, prefer)
     if choice.backend == "docker":
-        return await docker.DockerDriver.open(home, run_dir)
+        return await docker.DockerDriver.open(home, run_dir, pull=pull)
     if choice.backend == "bubblewrap":
         return await bubblewrap.BubblewrapDriver.open(home, run_dir)
     raise NoSandbox(choice.sentence())

@@ -16,7 +16,6 @@ import resource
 import secrets
 import shutil
 import subprocess
-import tarfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from . import host, image, seccomp
+from . import host, image, images, seccomp
 from .driver import Sandbox
 from .errors import CreateFailed, NoSandbox, SandboxFailure, SandboxLost
 from .launch import confirmed
@@ -33,10 +32,9 @@ from .spec import MAX_FILES, SHM_BYTES, Description, Handle, SandboxSpec
 
 ISOLATION = "containers: namespaces, cgroups, no capabilities and two system call filters, on the host's own kernel"
 CALL_S = 30.0
-IMPORT_S = 300.0
 START_S = 30.0
 CONTROL = "/run/tenuto"
-BOOT = f"import sys; sys.path.insert(0, {image.AGENT_HOME!r}); from agent.main import main; main()"
+BOOT = "import sys; sys.path.insert(0, {folder!r}); from agent.main import main; main()"
 LABEL = "tenuto"
 
 
@@ -98,38 +96,45 @@ class DockerDriver:
     name = "docker"
     isolation = ISOLATION
 
-    def __init__(self, run_dir: Path, engine: Engine, tag: str, python: str) -> None:
+    def __init__(self, run_dir: Path, engine: Engine, own: images.Runnable, users: images.UserImages) -> None:
         self.engine = engine
-        self.tag = tag
-        self.python = python
+        self.own = own
+        self.users = users
         self.home = host.home_id(run_dir)
         self.records = host.Records(run_dir / "docker")
         self.quarantined: set[str] = set()
 
     @classmethod
-    async def open(cls, home: Path, run_dir: Path, engine: Engine | None = None) -> DockerDriver:
-        """Builds and imports the image where it is missing. Raises NoSandbox, CreateFailed."""
+    async def open(cls, home: Path, run_dir: Path, engine: Engine | None = None, *, pull: bool = False) -> DockerDriver:
+        """Builds and imports the image where it is missing. Raises NoSandbox, CreateFailed.
+
+        `pull`: images of users that the engine does not have may be fetched from their registries.
+        """
         engine = engine or Engine()
         reason = await asyncio.to_thread(why_not, engine)
         if reason is not None:
             raise NoSandbox(reason)
         built = await asyncio.to_thread(image.build, home / "sandbox" / "images")
-        tag = f"tenuto-sandbox:{built.digest}"
-        await asyncio.to_thread(import_image, engine, built, tag)
-        return cls(run_dir, engine, tag, built.python)
+        own = await asyncio.to_thread(images.own, engine, built)
+        users = images.UserImages(engine, built, host.home_id(run_dir), home / "sandbox" / "making", pull)
+        await asyncio.to_thread(users.clean)
+        return cls(run_dir, engine, own, users)
 
     async def create(self, spec: SandboxSpec) -> Handle:
         handle = await asyncio.to_thread(self._create, spec)
         return await confirmed(self, handle, self.records.folder(spec.sandbox_id) / "agent.log")
 
     def _create(self, spec: SandboxSpec) -> Handle:
+        runnable = self.own if spec.image is None else self.users.runnable(spec.image)
         folder = self.records.make(spec.sandbox_id)
         try:
             uid = host.free_uid(self.home, spec.sandbox_id, spec.session_id) if os.getuid() == 0 else os.getuid()
             token = secrets.token_hex(32)
             control = self._control(spec, folder, uid, token)
-            container = self.engine.ask("run", "--detach", *self._options(spec, control, uid), patience_s=START_S)
-            return self._handle(spec, container, control / "agent.sock", token)
+            container = self.engine.ask(
+                "run", "--detach", *self._options(spec, runnable, control, uid), patience_s=START_S
+            )
+            return self._handle(spec, runnable, container, control / "agent.sock", token)
         except BaseException as error:
             self._remove(spec.sandbox_id)
             if isinstance(error, OSError | SandboxFailure) and not isinstance(error, CreateFailed):
@@ -155,7 +160,7 @@ class DockerDriver:
             os.chown(control, uid, uid)
         return control
 
-    def _options(self, spec: SandboxSpec, control: Path, uid: int) -> list[str]:
+    def _options(self, spec: SandboxSpec, runnable: images.Runnable, control: Path, uid: int) -> list[str]:
         limits = spec.limits
         gid = uid if os.getuid() == 0 else os.getgid()
         memory = str(limits.footprint_bytes)
@@ -171,15 +176,16 @@ class DockerDriver:
         for volume in spec.volumes:
             mode = ",readonly" if volume.read_only else ""
             words += ["--mount", f"type=bind,source={volume.source},target={volume.target}{mode}"]
-        words += ["--workdir", "/work", "--hostname", "sandbox", "--restart", "no", "--entrypoint", self.python]
+        words += ["--workdir", "/work", "--hostname", "sandbox", "--restart", "no", "--no-healthcheck"]
+        words += ["--entrypoint", runnable.words[0]]
         labels = {"home": self.home, "sandbox": spec.sandbox_id, "session": spec.session_id, "owner": spec.tenant_id}
         labels |= {"boot": host.boot_id(), **{f"label.{name}": value for name, value in spec.labels.items()}}
         for name, value in labels.items():
             words += ["--label", f"{LABEL}.{name}={value}"]
-        words += [self.tag, "-I", "-S", "-B", "-c", BOOT, "tenuto-agent", self.home, spec.sandbox_id]
-        return [*words, f"{CONTROL}/config.json"]
+        words += [runnable.tag, *runnable.words[1:], "-I", "-S", "-B", "-c", BOOT.format(folder=runnable.agent)]
+        return [*words, "tenuto-agent", self.home, spec.sandbox_id, f"{CONTROL}/config.json"]
 
-    def _handle(self, spec: SandboxSpec, container: str, socket: Path, token: str) -> Handle:
+    def _handle(self, spec: SandboxSpec, runnable: images.Runnable, container: str, socket: Path, token: str) -> Handle:
         facts = self.engine.inspect(container)
         if facts is None or not facts["State"]["Running"]:
             raise CreateFailed(f"the container of {spec.sandbox_id} ended at once; its image may not fit this engine")
@@ -190,7 +196,10 @@ class DockerDriver:
         return Handle(
             driver=self.name, sandbox_id=spec.sandbox_id, session_id=spec.session_id, socket=str(socket), pid=pid,
             start=host.start_time(pid), boot=host.boot_id(), epoch=spec.epoch, limits=spec.limits, token=token,
-            extra=MappingProxyType({**spec.labels, "tenant": spec.tenant_id, "container": container}),
+            extra=MappingProxyType({
+                **spec.labels, "tenant": spec.tenant_id, "container": container,
+                "environment": json.dumps(dict(runnable.environment)),
+            }),
         )  # fmt: skip
 
     def _await_socket(self, socket: Path, container: str) -> None:
@@ -282,23 +291,3 @@ class DockerDriver:
             }),
             notes=tuple(notes),
         )  # fmt: skip
-
-
-def import_image(engine: Engine, built: image.Image, tag: str) -> None:
-    """Gives the engine our image, if it does not have it. Raises SandboxFailure."""
-    if engine.ask("images", "--quiet", tag):
-        return
-    archive = built.rootfs.with_suffix(f".{os.getpid()}.tar")
-    try:
-        with tarfile.open(archive, "w") as tar:
-            tar.add(built.rootfs, arcname=".", filter=_as_root)
-        with open(archive, "rb") as f:
-            engine.ask("import", "-", tag, stdin=f, patience_s=IMPORT_S)
-    finally:
-        archive.unlink(missing_ok=True)
-
-
-def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = "root"
-    return member

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -28,6 +29,7 @@ class Sandbox:
 
     def __init__(self, handle: Handle, epoch: int | None = None, channel: Channel | None = None) -> None:
         self.handle = handle
+        self._environment: dict[str, str] = json.loads(handle.extra.get("environment", "{}"))
         self._channel = channel or Channel(handle, handle.epoch if epoch is None else epoch)
 
     @property
@@ -81,7 +83,7 @@ class Sandbox:
             key,
             argv,
             self.epoch if epoch is None else epoch,
-            env,
+            {**self._environment, **env},
             cwd,
             limits.call_timeout_s if timeout_s is None and not stdin_open else timeout_s,
             limits.output_bytes if output_bytes is None else output_bytes,

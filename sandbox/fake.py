@@ -21,7 +21,7 @@ from . import host, image
 from .agent.workspace import Workspace
 from .driver import Sandbox
 from .errors import CreateFailed, SandboxLost
-from .launch import confirmed, listen, pipe_with
+from .launch import confirmed, listen, pipe_with, refuse_image
 from .spec import Description, Handle, SandboxSpec
 
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent.main import main; main()"
@@ -43,6 +43,7 @@ class FakeDriver:
         return await confirmed(self, handle, self.records.folder(spec.sandbox_id) / "agent.log")
 
     def _create(self, spec: SandboxSpec) -> Handle:
+        refuse_image(spec, self.name)
         folder = self.records.make(spec.sandbox_id)
         try:
             return self._start(spec, folder)
@@ -79,7 +80,7 @@ class FakeDriver:
         return Handle(
             driver=self.name, sandbox_id=spec.sandbox_id, session_id=spec.session_id, socket=str(folder / "agent.sock"),
             pid=pid, start=start, boot=host.boot_id(), epoch=spec.epoch, limits=spec.limits, token=token,
-            extra=MappingProxyType({**spec.labels, "tenant": spec.tenant_id}),
+            extra=MappingProxyType({**spec.labels, "tenant": spec.tenant_id, "environment": "{}"}),
         )  # fmt: skip
 
     async def attach(self, handle: Handle, epoch: int | None = None) -> Sandbox:

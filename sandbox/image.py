@@ -25,7 +25,7 @@ AGENT_SOURCE = Path(__file__).parent / "agent"
 AGENT_HOME = "/usr/lib/tenuto"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 SKIPPED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "distutils", "site-packages"}
-SKIPPED |= {"dist-packages"}
+SKIPPED |= {"dist-packages", "__pycache__"}
 MERGED = ("bin", "sbin", "lib", "lib64")
 PROGRAM_NAMES = """
     awk base64 basename bash bc cat chmod cmp comm cp cut date dd df diff dirname du echo env expand expr false file
@@ -171,6 +171,12 @@ def _libraries(binaries: Iterable[str]) -> set[str]:
     return set(re.findall(r"(/\S+) \(0x", answer.stdout))
 
 
+def libraries_in(root: Path, binaries: Iterable[Path]) -> list[Path]:
+    """The files below `root` that the loader would open for these, which the host's own stand for."""
+    inside = {_inside(path) for path in _libraries(str(path) for path in binaries)}
+    return [root / path.lstrip("/") for path in sorted(inside)]
+
+
 def _digest(sources: dict[str, str]) -> str:
     digest = hashlib.sha256()
     items = [*sources.items(), *((f"{AGENT_HOME}/agent/{path.name}", str(path)) for path in AGENT_SOURCE.glob("*.py"))]
@@ -206,7 +212,7 @@ def _lay_out(root: Path, sources: dict[str, str], python: str) -> None:
     agent.mkdir(parents=True)
     for path in AGENT_SOURCE.glob("*.py"):
         shutil.copy2(path, agent / path.name)
-    _compile(root, agent)
+    _compile(root)
     _index_libraries(root)
     for base, folders, _ in os.walk(root):
         for name in folders:
@@ -216,13 +222,18 @@ def _lay_out(root: Path, sources: dict[str, str], python: str) -> None:
     root.chmod(0o755)
 
 
-def _compile(root: Path, agent: Path) -> None:
-    """Byte code for the agent by the interpreter that will run it; it works without, only slower."""
-    compiler = [host_python(), "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+def _compile(root: Path) -> None:
+    """Byte code for the whole library and the agent, by the interpreter that will run it; it works without, slower.
+
+    Checked against nothing: no tool can write it, its source is never changed, and an engine that imports the image
+    may not keep the times of its files.
+    """
+    folders = {path.parent for path in root.rglob("*.py")}
+    compiler = [host_python(), "-I", "-m", "compileall", "-q", "-l", "-j", "0", "--invalidation-mode", "unchecked-hash"]
     subprocess.run(
-        [*compiler, "-s", str(root), str(agent)],
+        [*compiler, "-s", str(root), "-p", "/", *map(str, sorted(folders))],
         capture_output=True,
-        timeout=120,
+        timeout=300,
         env={"PATH": SYSTEM_PATH},
         check=False,
     )
@@ -235,4 +246,4 @@ def _index_libraries(root: Path) -> None:
         subprocess.run([program, "-X", "-r", str(root)], capture_output=True, timeout=60, check=False)
 
 
-__all__ = ["AGENT_HOME", "Image", "build", "host_python", "ready"]
+__all__ = ["AGENT_HOME", "Image", "build", "host_python", "libraries_in", "ready"]

@@ -7,8 +7,14 @@ import socket
 from pathlib import Path
 
 from .driver import Driver
-from .errors import CreateFailed, SandboxError
-from .spec import Handle
+from .errors import BadSpec, CreateFailed, SandboxError
+from .spec import Handle, SandboxSpec
+
+
+def refuse_image(spec: SandboxSpec, backend: str) -> None:
+    """For backends that have only the built-in image. Raises BadSpec."""
+    if spec.image is not None:
+        raise BadSpec(f"the image {spec.image!r} cannot be used: images by name need Docker, and this is {backend}")
 
 
 def listen(path: Path) -> socket.socket:

@@ -354,4 +354,4 @@ def _shape(spec: SandboxSpec) -> object:
     """What cannot be changed after the start; the rest is said with every call."""
     whole = Limits()
     limits = replace(spec.limits, output_bytes=whole.output_bytes, call_timeout_s=whole.call_timeout_s)
-    return limits, spec.volumes
+    return limits, spec.volumes, spec.image

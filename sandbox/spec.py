@@ -19,6 +19,22 @@ MAX_FILES = 65_536  # in all of a sandbox; their inodes are the largest part of 
 OVERHEAD_BYTES = 96 << 20
 SANDBOX_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
 VOLUME_TARGET = re.compile(r"/mnt/[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+# The grammar of references that Docker has, without its leniences: no id, no option, nothing to be unescaped.
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_REGISTRY = r"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?/)?"
+IMAGE = re.compile(
+    rf"{_REGISTRY}{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?\Z", re.A
+)
+
+
+def canonical(name: str) -> str:
+    """The name of an image with its tag. Raises BadSpec where it is no such name."""
+    if len(name) > 255 or not IMAGE.match(name):
+        shown = name if len(name) <= 80 else f"{name[:80]}..."
+        raise BadSpec(
+            f"{shown!r} is no name of an image; write it as python:3.12-slim or registry.example.com/team/box:1"
+        )
+    return name if "@" in name or ":" in name.rsplit("/", 1)[-1] else f"{name}:latest"
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,8 @@ class Volume:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """One sandbox to be made. `ttl_s`: how long its agent lives on after its controller is gone."""
+    """One sandbox to be made. `ttl_s`: how long its agent lives on after its controller is gone. `image`: the name of
+    an image to make it of, where the backend has such; None for the built-in one."""
 
     sandbox_id: str
     session_id: str
@@ -81,8 +98,11 @@ class SandboxSpec:
     volumes: tuple[Volume, ...] = ()
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     ttl_s: float = 900.0
+    image: str | None = None
 
     def __post_init__(self) -> None:
+        if self.image is not None:
+            canonical(self.image)
         if not SANDBOX_ID.match(self.sandbox_id):
             raise BadSpec(f"the sandbox id {self.sandbox_id!r} is not 1 to 63 letters, digits, '-' or '_'")
         if len({volume.target for volume in self.volumes}) != len(self.volumes):

@@ -31,6 +31,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.kv_encryption = settings.kv_encryption == "on"
             app.state.egress = Egress(settings.egress_allow)
             app.state.sandbox_egress = settings.sandbox_egress_allow
+            app.state.sandbox_images = settings.sandbox_images
             await fleet.ensure_admin(db, settings.admin_key)
             listening = asyncio.create_task(app.state.hub.listen_forever())
             try:

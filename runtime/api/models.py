@@ -11,6 +11,7 @@ from engine.tokens import ChatFormat, ToolSchemaError, load_chat_format, tool_gr
 from runtime.api.guard import Db, Tenant
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest, Unavailable
+from runtime.settings import ANY_IMAGE
 from runtime.specs import tool_specs
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
@@ -59,6 +60,28 @@ def ensure_tools_work(config: SessionConfig) -> None:
 def _children(config: SessionConfig) -> list[SessionConfig]:
     """What the sessions are made of that run as tools of this one."""
     return [config.of_child(tool) for tool in config.declared if isinstance(tool, SessionTool)]
+
+
+async def ensure_image(request: Request, db: Database, config: SessionConfig) -> None:
+    """Raises InvalidRequest where the sandbox may not be of that image, or no live node can make one of it."""
+    if config.image is None:
+        return
+    allowed: tuple[str, ...] = request.app.state.sandbox_images
+    if ANY_IMAGE not in allowed and config.image not in allowed:
+        raise InvalidRequest(
+            f"image: {config.image!r} is none of the images that sandboxes may be made of here"
+            f" (TENUTO_SANDBOX_IMAGES: {', '.join(allowed) or 'only the built-in one'})",
+            param="image",
+            code="image_not_allowed",
+        )
+    backends = {(node["sandbox"] or {}).get("backend") for node in await fleet.nodes(db) if node["alive"]}
+    if "docker" not in backends:
+        raise InvalidRequest(
+            "image: images by name need a node whose sandboxes are Docker's; here is"
+            f" {', '.join(sorted(filter(None, backends))) or 'none'}",
+            param="image",
+            code="image_not_allowed",
+        )
 
 
 def ensure_reachable(request: Request, config: SessionConfig) -> None:

@@ -12,7 +12,7 @@ from runtime import delivery
 from runtime.api import views
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
-from runtime.api.models import checked_model, ensure_it_fits, ensure_reachable, ensure_tools_work
+from runtime.api.models import checked_model, ensure_image, ensure_it_fits, ensure_reachable, ensure_tools_work
 from runtime.api.sending import send
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
@@ -45,6 +45,7 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
         snapshots.plan({name: text.encode() for name, text in config.files.items()})
     except SandboxUsageError as error:
         raise InvalidRequest(f"files: {error}", param="files") from error
+    await ensure_image(request, db, config)
     ensure_tools_work(config)
     ensure_reachable(request, config)
     ensure_it_fits(request, config, card)

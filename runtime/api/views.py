@@ -236,6 +236,7 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
         "model": config["model"],
         "system": config["system"],
         "tools": [shown(tool) for tool in config["tools"]],
+        "image": config.get("image"),
         "egress": config.get("egress", []),
         "limits": config["limits"],
         "sampling": config["sampling"],

@@ -41,7 +41,8 @@ async def open_box(
 async def _create(s: Services, owner: Owner, attempt: Attempt, config: SessionConfig, root: str) -> tuple[str, Sandbox]:
     begun = time.monotonic()
     tenant_id = attempt.session.tenant_id
-    spec = SandboxSpec(new_id("sb"), owner.session_id, tenant_id, owner.epoch, limits_of(config), s.volumes)
+    limits = limits_of(config)
+    spec = SandboxSpec(new_id("sb"), owner.session_id, tenant_id, owner.epoch, limits, s.volumes, image=config.image)
     handle, sandbox, ready = await _claim(s, spec)
     try:
         if not (ready and root == EMPTY):

@@ -85,6 +85,14 @@ def test_volumes_are_read() -> None:
     )
 
 
+def test_images_are_names_with_their_tags_or_any() -> None:
+    assert load(TENUTO_SANDBOX_IMAGES="busybox, gcr.io/a/b:1").sandbox_images == ("busybox:latest", "gcr.io/a/b:1")
+    assert load(TENUTO_SANDBOX_IMAGES="*").sandbox_images == ("*",)
+    assert load().sandbox_images == ()
+    with pytest.raises(SettingsError, match="no name of an image"):
+        load(TENUTO_SANDBOX_IMAGES="--privileged")
+
+
 def test_a_model_is_a_name_or_a_path() -> None:
     assert load(TENUTO_MODEL="smollm2-135m-instruct").model == "smollm2-135m-instruct"
     assert load(TENUTO_MODEL="x.gguf").model == str(Path.cwd() / "x.gguf")
@@ -116,6 +124,8 @@ FULL = {
     "TENUTO_SHARED_KV_BYTES": "3GiB",
     "TENUTO_SANDBOX": "docker",
     "TENUTO_SANDBOX_VOLUMES": "/srv/a:/mnt/a,/srv/b:/mnt/b:ro",
+    "TENUTO_SANDBOX_IMAGES": "python:3.12-slim,busybox:latest",
+    "TENUTO_SANDBOX_PULL": "missing",
     "TENUTO_SANDBOX_COLD_START_S": "0.25",
     "TENUTO_SANDBOX_SPARES": "7",
     "TENUTO_SANDBOX_IDLE_S": "90.0",

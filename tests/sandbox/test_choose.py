@@ -195,3 +195,23 @@ async def test_an_agent_that_cannot_start_leaves_nothing_and_says_why(home: Path
     with pytest.raises(CreateFailed, match="no-python"):
         await driver.create(SandboxSpec("mute", "session", "tenant", 1))
     assert await driver.reap([]) == []
+
+
+@pytest.mark.sandbox
+async def test_what_bubblewrap_cannot_stop_is_said_and_is_so(home: Path, tmp_path: Path) -> None:
+    if choose("bubblewrap").backend is None:
+        pytest.skip("bubblewrap does not run here")
+    driver = await bubblewrap.BubblewrapDriver.open(home, tmp_path)
+    driver.groups = None
+    said = " ".join((await driver.describe()).notes)
+    assert "cannot stop" in said
+    assert all(each in said for each in bubblewrap.UNSTOPPED)
+    assert "every processor" in said
+    handle = await driver.create(SandboxSpec("curious", "session", "tenant", 1))
+    sandbox = await driver.attach(handle)
+    tells = (await bash(sandbox, "head -1 /proc/meminfo; cat /proc/version /proc/self/mountinfo")).output.decode()
+    assert Path("/proc/meminfo").read_text().splitlines()[0] in tells
+    assert Path("/proc/version").read_text() in tells
+    assert driver.image.digest in tells
+    await sandbox.close()
+    await driver.release(handle)

@@ -98,6 +98,15 @@ print(found)
     assert (await python(sandbox, code)).output == b"[]\n"
 
 
+async def test_python_compiles_nothing_when_it_starts(sandbox: Sandbox) -> None:
+    code = "import asyncio, json, sqlite3, urllib.request, unittest"
+    said = (await bash(sandbox, f"python3 -v -c '{code}' 2>&1", output_bytes=4 << 20)).output.decode()
+    assert "urllib/__pycache__/request." in said
+    # Without byte code it would say "code object from '/usr/lib/...py'"; what is frozen has neither.
+    assert [line for line in said.splitlines() if line.startswith("# code object from") and ".pyc" not in line] == []
+    assert "wrote" not in said
+
+
 async def test_kernel_settings_cannot_be_written(sandbox: Sandbox) -> None:
     code = """
 import os

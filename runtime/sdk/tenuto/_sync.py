@@ -116,20 +116,22 @@ class Sessions:
         on_busy: str | None = None,
         context_policy: str | None = None,
         egress: Sequence[str] = (),
+        image: str | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """Create a session.
 
         `tools`: names of built-in ones, or tools of your own; `files`: its first workspace; `approvals`: tools whose
         calls wait for a person; `budget`: what it may use in all; `on_busy`: what a message does that comes while it
-        works; `context_policy`: what gives way in a full context; `egress`: hosts that its
-        sandbox may reach.
+        works; `context_policy`: what gives way in a full context; `egress`: hosts that its sandbox may reach;
+        `image`: what its sandbox is made of.
         """
         more: dict[str, Any] = {
             "approvals": approvals,
             "budget": budget,
             "on_busy": on_busy,
             "context_policy": context_policy,
+            "image": image,
         }
         more["egress"] = list(egress) or None
         body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed, **more)
