@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sandbox import SandboxSpec
 from sandbox.docker import DockerDriver
+from sandbox.images import Runnable
 
 FIRST = "print('first')"
 
@@ -24,12 +25,16 @@ class Beside:
     container: str = ""
     made: list[str] = field(default_factory=list)
 
+    @property
+    def own(self) -> Runnable:
+        return self.driver.own
+
     def __enter__(self) -> Beside:
         first = f"tenuto-bench-{uuid.uuid4().hex[:8]}"
         base = f"tenuto-bench:{uuid.uuid4().hex[:8]}"
-        words = ["--pull", "never", "--network", "none", "--user", "0", "--entrypoint", self.driver.python]
+        words = ["--pull", "never", "--network", "none", "--user", "0", "--entrypoint", self.own.words[0]]
         self.made = [first, base]
-        docker("run", "--name", first, *words, self.driver.tag, "-c", self.fill)
+        docker("run", "--name", first, *words, self.own.tag, "-c", self.fill)
         docker("commit", first, base)
         self.container = f"tenuto-bench-{uuid.uuid4().hex[:8]}"
         self.made.append(self.container)
@@ -43,8 +48,8 @@ class Beside:
 
     def run(self, spec: SandboxSpec, control: Path) -> float:
         """Seconds from `docker run` to the first byte of what it runs, hardened as the driver hardens."""
-        words = self.driver._options(spec, control, os.getuid() or 200_000)
-        head = words[: words.index(self.driver.tag) + 1]
+        words = self.driver._options(spec, self.own, control, os.getuid() or 200_000)
+        head = words[: words.index(self.own.tag) + 1]
         begun = time.perf_counter()
         with subprocess.Popen(["docker", "run", "--rm", *head, "-c", FIRST], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None

@@ -15,6 +15,7 @@ await driver.release(handle)
 from . import snapshots
 from .archives import seed_tar
 from .blobs import BlobStore
+from .budget import Budget, Figures
 from .choose import Choice, choose, choose_driver
 from .client import Call
 from .driver import Driver, Sandbox
@@ -40,7 +41,7 @@ from .errors import (
 )
 from .fake import FakeDriver
 from .gate import Gate
-from .pool import Budget, Figures, Pool
+from .pool import Pool
 from .spec import (
     Chunk,
     Description,

@@ -27,7 +27,7 @@ from sandbox import (
     Volume,
     snapshots,
 )
-from sandbox.pool import spares
+from sandbox.budget import spares
 from tests.sandbox.conftest import LIMITS, bash
 
 ALWAYS = Budget(cold_start_s=0.0, most=3)  # no start is fast enough, so spares are kept
