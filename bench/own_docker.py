@@ -18,10 +18,11 @@ _START_S = 60.0
 
 
 class Dockerd:
-    """`base` holds everything of it."""
+    """`base` holds everything of it. `live_restore`: its containers go on while it is away."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, live_restore: bool = True) -> None:
         self._base = base
+        self._live_restore = live_restore
         self._containerd = f"{base}/containerd.sock"
         self.address = f"unix://{base}/d.sock"
         self._process: subprocess.Popen[bytes] | None = None
@@ -43,7 +44,7 @@ class Dockerd:
     def start(self) -> None:
         words = ["--data-root", f"{self._base}/data", "--exec-root", f"{self._base}/exec", "-p", f"{self._base}/pid"]
         words += ["-H", self.address, "--containerd", self._containerd, "--iptables=false", "--bridge=none"]
-        self._process = self._run("dockerd", *words, "--live-restore")
+        self._process = self._run("dockerd", *words, *(["--live-restore"] if self._live_restore else []))
 
     def _run(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         with (self._base / f"{program}.log").open("ab") as log:
@@ -63,6 +64,14 @@ class Dockerd:
         except subprocess.TimeoutExpired:
             return False
 
+    def hang(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
@@ -79,13 +88,13 @@ class Dockerd:
 
 
 @contextlib.contextmanager
-def own_dockerd() -> Iterator[Dockerd | None]:
+def own_dockerd(*, live_restore: bool = True) -> Iterator[Dockerd | None]:
     """None where we may not start one."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("containerd", "dockerd", "docker"))):
         yield None
         return
     base = Path(tempfile.mkdtemp(prefix="tenuto-dockerd-"))
-    engine = Dockerd(base)
+    engine = Dockerd(base, live_restore)
     try:
         with engine.containerd():
             engine.start()

@@ -136,7 +136,8 @@ class DockerDriver:
             )
             return self._handle(spec, runnable, container, control / "agent.sock", token)
         except BaseException as error:
-            self._remove(spec.sandbox_id)
+            with suppress(SandboxFailure):  # quarantined: an engine that hangs may yet make it
+                self._remove(spec.sandbox_id)
             if isinstance(error, OSError | SandboxFailure) and not isinstance(error, CreateFailed):
                 raise CreateFailed(f"the sandbox {spec.sandbox_id} could not be made: {error}") from error
             raise
