@@ -28,6 +28,10 @@ class Dockerd:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def name(self) -> str:
+        return self._base.name
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process and self._process.poll() is None else None
 
@@ -43,6 +47,7 @@ class Dockerd:
 
     def start(self) -> None:
         words = ["--data-root", f"{self._base}/data", "--exec-root", f"{self._base}/exec", "-p", f"{self._base}/pid"]
+        words += ["--cgroup-parent", f"/{self.name}"]  # told apart from another engine's
         words += ["-H", self.address, "--containerd", self._containerd, "--iptables=false", "--bridge=none"]
         self._process = self._run("dockerd", *words, *(["--live-restore"] if self._live_restore else []))
 
@@ -87,6 +92,11 @@ class Dockerd:
         self._process.wait(_START_S)
 
 
+def groups_below(parent: str) -> list[Path]:
+    """The control groups that an engine with this parent made, the innermost first, and the parent itself."""
+    return sorted(Path("/sys/fs/cgroup").glob(f"*/{parent}/**/"), reverse=True)
+
+
 @contextlib.contextmanager
 def own_dockerd(*, live_restore: bool = True) -> Iterator[Dockerd | None]:
     """None where we may not start one."""
@@ -105,3 +115,6 @@ def own_dockerd(*, live_restore: bool = True) -> Iterator[Dockerd | None]:
     finally:
         subprocess.run(["umount", "--lazy", str(base / "data")], capture_output=True, check=False)  # dockerd's own
         shutil.rmtree(base, ignore_errors=True)
+        for folder in groups_below(base.name):
+            with contextlib.suppress(OSError):
+                folder.rmdir()

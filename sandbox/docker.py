@@ -117,7 +117,8 @@ class DockerDriver:
         built = await asyncio.to_thread(image.build, home / "sandbox" / "images")
         own = await asyncio.to_thread(images.own, engine, built)
         users = images.UserImages(engine, built, host.home_id(run_dir), home / "sandbox" / "making", pull)
-        await asyncio.to_thread(users.clean)
+        with suppress(SandboxFailure):  # the next start will do
+            await asyncio.to_thread(users.clean)
         return cls(run_dir, engine, own, users)
 
     async def create(self, spec: SandboxSpec) -> Handle:

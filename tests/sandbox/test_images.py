@@ -46,7 +46,8 @@ def engine(dockerd: None) -> Engine:
 @pytest.fixture
 def make_image(engine: Engine, tmp_path: Path) -> Iterator[Make]:
     """Imports a tree of a shell and `cat`, with their libraries and no Python; removes the image afterwards."""
-    names = []
+    names: list[str] = []
+    made: list[str] = []
 
     def make(*changes: str, **files: str) -> str:
         names.append(f"tenuto-test/{uuid.uuid4().hex[:12]}:v1")
@@ -59,11 +60,11 @@ def make_image(engine: Engine, tmp_path: Path) -> Iterator[Make]:
                 tar.addfile(member, io.BytesIO(text.encode()))
         words = [word for change in changes for word in ("--change", change)]
         with open(tmp_path / "image.tar", "rb") as f:
-            engine.ask("import", *words, "-", names[-1], stdin=f)
+            made.append(engine.ask("import", *words, "-", names[-1], stdin=f))
         return names[-1]
 
     yield make
-    for name in names:
+    for name in [*names, *made]:  # a name may have come to mean another
         subprocess.run(["docker", "rmi", "--force", name], capture_output=True, check=False)
 
 
