@@ -45,6 +45,7 @@ soak: setup
 	$(BIN)/python -m bench.resume --seeds 20
 	$(BIN)/python -m bench.faults --kills 300
 	$(BIN)/python -m bench.endurance --steps 1000
+	$(BIN)/python -m bench.sandbox_chaos --sandboxes 200
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,13 +18,18 @@ _START_S = 60.0
 
 
 class Dockerd:
-    """`base` holds everything of it."""
+    """`base` holds everything of it. `live_restore`: its containers go on while it is away."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, live_restore: bool = True) -> None:
         self._base = base
+        self._live_restore = live_restore
         self._containerd = f"{base}/containerd.sock"
         self.address = f"unix://{base}/d.sock"
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._base.name
 
     @property
     def pid(self) -> int | None:
@@ -42,8 +47,9 @@ class Dockerd:
 
     def start(self) -> None:
         words = ["--data-root", f"{self._base}/data", "--exec-root", f"{self._base}/exec", "-p", f"{self._base}/pid"]
+        words += ["--cgroup-parent", f"/{self.name}"]  # told apart from another engine's
         words += ["-H", self.address, "--containerd", self._containerd, "--iptables=false", "--bridge=none"]
-        self._process = self._run("dockerd", *words, "--live-restore")
+        self._process = self._run("dockerd", *words, *(["--live-restore"] if self._live_restore else []))
 
     def _run(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         with (self._base / f"{program}.log").open("ab") as log:
@@ -63,6 +69,14 @@ class Dockerd:
         except subprocess.TimeoutExpired:
             return False
 
+    def hang(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
@@ -78,14 +92,19 @@ class Dockerd:
         self._process.wait(_START_S)
 
 
+def groups_below(parent: str) -> list[Path]:
+    """The control groups that an engine with this parent made, the innermost first, and the parent itself."""
+    return sorted(Path("/sys/fs/cgroup").glob(f"*/{parent}/**/"), reverse=True)
+
+
 @contextlib.contextmanager
-def own_dockerd() -> Iterator[Dockerd | None]:
+def own_dockerd(*, live_restore: bool = True) -> Iterator[Dockerd | None]:
     """None where we may not start one."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("containerd", "dockerd", "docker"))):
         yield None
         return
     base = Path(tempfile.mkdtemp(prefix="tenuto-dockerd-"))
-    engine = Dockerd(base)
+    engine = Dockerd(base, live_restore)
     try:
         with engine.containerd():
             engine.start()
@@ -96,3 +115,6 @@ def own_dockerd() -> Iterator[Dockerd | None]:
     finally:
         subprocess.run(["umount", "--lazy", str(base / "data")], capture_output=True, check=False)  # dockerd's own
         shutil.rmtree(base, ignore_errors=True)
+        for folder in groups_below(base.name):
+            with contextlib.suppress(OSError):
+                folder.rmdir()

@@ -117,7 +117,8 @@ class DockerDriver:
         built = await asyncio.to_thread(image.build, home / "sandbox" / "images")
         own = await asyncio.to_thread(images.own, engine, built)
         users = images.UserImages(engine, built, host.home_id(run_dir), home / "sandbox" / "making", pull)
-        await asyncio.to_thread(users.clean)
+        with suppress(SandboxFailure):  # the next start will do
+            await asyncio.to_thread(users.clean)
         return cls(run_dir, engine, own, users)
 
     async def create(self, spec: SandboxSpec) -> Handle:
@@ -136,7 +137,8 @@ class DockerDriver:
             )
             return self._handle(spec, runnable, container, control / "agent.sock", token)
         except BaseException as error:
-            self._remove(spec.sandbox_id)
+            with suppress(SandboxFailure):  # quarantined: an engine that hangs may yet make it
+                self._remove(spec.sandbox_id)
             if isinstance(error, OSError | SandboxFailure) and not isinstance(error, CreateFailed):
                 raise CreateFailed(f"the sandbox {spec.sandbox_id} could not be made: {error}") from error
             raise
