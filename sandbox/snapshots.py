@@ -23,7 +23,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .agent.scan import WINDOW, filled_pages, run_head
+from .agent.content import WINDOW, filled_pages, run_head
 from .blobs import BlobStore
 from .changes import Tree, changes
 from .errors import BadPath, BlobCorrupt

@@ -6,13 +6,15 @@ import os
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from .again import Memory
+from .content import WINDOW, run_head, runs
 from .errors import Refused
-from .processes import processes, shared_writable, stop
-from .scan import WINDOW, Folder, Scan, run_head, runs
+from .processes import held, mapped, processes, stop
+from .scan import Folder, walk
 from .wire import Connection
 from .workspace import Workspace, write_all
 
@@ -26,8 +28,9 @@ class FileOperations(ABC):
 
     def __init__(self, root: str) -> None:
         self.workspace = Workspace(root)
-        self.looked: dict[str, Folder] = {}  # what the last scan saw, by path
-        self.folders: dict[str, Folder] = {}  # and by hash
+        self.memory = Memory(self.workspace)
+        self.folders: dict[str, Folder] = {}  # what the last scan saw, by hash
+        self.written: set[int] = set()  # inodes of uploads since then
 
     @abstractmethod
     def everything(self) -> set[int]: ...
@@ -79,6 +82,7 @@ class FileOperations(ABC):
         if path not in connection.uploads:
             raise Refused("request", f"no upload of {path!r} is open")
         file, directory, temporary = connection.uploads[path]
+        self.written.add(os.fstat(file).st_ino)
         try:
             write_all(file, memoryview(body))
             if header["last"]:
@@ -158,9 +162,12 @@ class FileOperations(ABC):
 
     def op_scan(self, connection: Connection, header: Json, body: bytes) -> Reply:
         """The root's hash, and the blobs of the folders that are not what they were at the last scan."""
-        self.workspace.relock()
-        scan = Scan(self.workspace, self.looked, shared_writable(self.everything()), bool(header.get("verify")))
-        self.looked = {folder.path: folder for folder in scan.folders}
+        tools = self.everything()
+        open_files = held(tools)
+        if open_files is not None:
+            open_files |= self.written
+        scan = self.memory.look(mapped(tools), open_files, bool(header.get("verify")))
+        self.written = set()
         self.folders = {folder.digest: folder for folder in scan.folders}
         others = [path for folder in scan.folders for path in folder.others]
         found, blobs = blobs_of(folder for folder in scan.folders if folder.digest != folder.before)
@@ -206,13 +213,6 @@ class FileOperations(ABC):
             os.close(fd)
             fd, names = self.workspace.open_root(os.O_PATH), there
         return self.workspace.open_below(fd, path, names)
-
-
-def walk(todo: list[Folder]) -> Iterator[Folder]:
-    while todo:
-        folder = todo.pop()
-        yield folder
-        todo += reversed(list(folder.folders.values()))
 
 
 def blobs_of(folders: Iterable[Folder]) -> tuple[list[list[Any]], bytes]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+MOST_HELD = 512
 Table = dict[int, tuple[int, str]]
 
 
@@ -17,13 +19,22 @@ def processes() -> Table:
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as f:
-                    state, parent = f.read().rsplit(b")", 1)[1].split()[:2]
-            except OSError:
-                continue
-            found[int(name)] = (int(parent), state.decode())
+            fields = stat_of(f"/proc/{name}")
+            if fields is not None and fields[0] == "Z" and fields[17] != "1":  # its first thread alone has ended
+                states = {each[0] for task in tasks(int(name)) if (each := stat_of(task)) is not None}
+                fields[0] = min(states - {"Z", "X"}, default="Z")  # an "S" before a "T"
+            if fields is not None:
+                found[int(name)] = (int(fields[1]), fields[0])
     return found
+
+
+def stat_of(place: str) -> list[str] | None:
+    """From the state on; field 17 is the number of threads."""
+    try:
+        with open(f"{place}/stat", "rb") as f:
+            return f.read().rsplit(b")", 1)[1].decode().split()
+    except OSError:
+        return None
 
 
 def below(roots: set[int], table: Table) -> set[int]:
@@ -107,19 +118,54 @@ def proportional_bytes(pids: set[int]) -> int:
     return total
 
 
-def shared_writable(pids: set[int]) -> set[int] | None:
-    """Inodes that somebody has mapped to write: their mtime does not tell of every change. None where a process does
-    not let us see what it has mapped, so that it may be any."""
+def tasks(pid: int) -> list[str]:
+    """Where /proc shows its threads: the first may have ended before the others, and each may have files of its own."""
+    try:
+        return [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def mapped(pids: set[int]) -> set[int] | None:
+    """Inodes that somebody has mapped to share, now to write or before: nothing tells of a write to them. None where a
+    process does not let us see what it has mapped, so that it may be any."""
     inodes = set()
-    for pid in pids:
+    for place in [place for pid in pids for place in tasks(pid)]:
         try:
-            with open(f"/proc/{pid}/maps", errors="replace") as f:
+            with open(f"{place}/maps", errors="replace") as f:
                 for line in f:
                     field = line.split(None, 5)
-                    if field[1][1] == "w" and field[1][3] == "s":
+                    if field[1][3] == "s":
                         inodes.add(int(field[4]))
         except PermissionError:
             return None
         except OSError:
             pass
+    return inodes
+
+
+def held(pids: set[int]) -> set[int] | None:
+    """Inodes of the files that somebody has open, perhaps by a name that is gone. None where these may be any: there
+    is a socket, in which files can be under way, or too much to look at, or a process that does not let us."""
+    inodes, left = set(), MOST_HELD
+    for place in [place for pid in pids for place in tasks(pid)]:
+        try:
+            found = ["exe", *(f"fd/{name}" for name in os.listdir(f"{place}/fd"))]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except OSError:
+            return None
+        left -= len(found)
+        if left < 0:
+            return None
+        for name in found:
+            try:
+                st = os.stat(f"{place}/{name}")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # of a thread that has ended
+            except OSError:
+                return None
+            if stat.S_ISSOCK(st.st_mode):
+                return None
+            inodes.add(st.st_ino)
     return inodes

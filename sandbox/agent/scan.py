@@ -1,7 +1,8 @@
 """The workspace as content-addressed folders: all of it looked at, what changed read and hashed.
 
 A folder's blob is what `sandbox.snapshots` describes; its hash is over those bytes. A folder whose entries all look as
-they did before (inode, size, mtime, ctime) keeps its hash without a file being opened.
+they did before (inode, size, mtime, ctime) keeps its hash without a file being opened; what a watch says was touched is
+read all the same, as writes through a mapping change none of these.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .content import hashed
 from .errors import Refused
-from .workspace import MODES, PAGE, ZEROS, Workspace, opened
+from .watch import Names, Watch
+from .workspace import MODES, Workspace, opened
 
 MAX_PATH = 4000  # bytes below the root: what lies deeper has no path that a tool could name
 SETTLED_NS = 50_000_000
-SPARSE_FROM = 32 << 10
 MAX_XATTRS = 64 << 10
-WINDOW = 1 << 20
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Seen = tuple[str, int, int, int, int, int, int]  # name, mode, inode, size, mtime, ctime, links
 Entry = list[Any]
+NOTHING: dict[int, Names] = {}
 
 
 class Folder:
@@ -36,7 +38,10 @@ class Folder:
         self.path = path  # "" or ending with "/"
         self.xattrs = xattrs
         self.identity = (0, 0)
-        self.seen: list[Seen] | None = None  # None where the next look must not trust this one
+        self.number = 0  # the watch's
+        self.seen: list[Seen] = []
+        self.settled = False  # the next look may compare what it sees with this one
+        self.calm = False  # whoever changes something in here is seen by the watch
         self.files: dict[str, tuple[Seen, Entry]] = {}
         self.entries: list[Entry] = []
         self.others: list[str] = []  # sockets, pipes, and what lies too deep: in no snapshot
@@ -51,14 +56,28 @@ class Folder:
 class Scan:
     """One look at the workspace. `mapped`: inodes that somebody may change unseen; None: any may be.
 
-    Folders that deny us are opened, so that what is in them can be read next; `relock` closes them again.
+    `touched` is what the watch said; None where it had to say something and could not, so that all is read. `held`:
+    inodes whose changes the watch may have missed; None: any may be. Folders that deny us are opened, so that what is
+    in them can be read next; `relock` closes them again.
     """
 
-    def __init__(self, workspace: Workspace, before: dict[str, Folder], mapped: set[int] | None, verify: bool):
+    def __init__(
+        self,
+        workspace: Workspace,
+        before: dict[str, Folder],
+        mapped: set[int] | None,
+        verify: bool,
+        watch: Watch | None = None,
+        touched: Mapping[int, Names] | None = NOTHING,
+        held: set[int] | None = None,
+    ) -> None:
         self.workspace = workspace
         self.before = before
         self.mapped = mapped
         self.verify = verify
+        self.watch = watch or Watch()
+        self.touched = touched
+        self.held = held
         self.now = time.time_ns()
         self.first: dict[int, str] = {}  # inode with more than one name -> the first of them
         self.left_out: list[tuple[str, str]] = []
@@ -70,9 +89,14 @@ class Scan:
         self.root = self.folders[0].digest
 
     def _walk(self) -> list[Folder]:
-        """Depth first with one open folder at a time, so that no depth is too deep."""
-        fd = self.workspace.open_root(os.O_RDONLY)
-        here = Folder(None, "", {})
+        return self._below(self.workspace.open_root(os.O_RDONLY), Folder(None, "", {}))
+
+    def _below(self, fd: int, top: Folder) -> list[Folder]:
+        """An open folder, which is closed, and all in it.
+
+        Depth first with one open folder at a time, so that no depth is too deep.
+        """
+        here = top
         order, todo = [here], [(here, self._look(fd, here))]
         try:
             while todo:
@@ -86,7 +110,7 @@ class Scan:
                     folder = here.folders[name] = Folder(here, path + "/", self._xattrs(fd, mode | 0o700, path))
                     order.append(folder)
                     todo.append((folder, self._look(fd, folder)))
-                elif todo.pop() and here.parent is not None:
+                elif todo.pop() and here is not top and here.parent is not None:
                     fd = self._leave(fd, here.parent)
         finally:
             os.close(fd)
@@ -112,20 +136,36 @@ class Scan:
         """Fills in the folder's entries; returns the folders in it, last one first."""
         st = os.fstat(fd)
         folder.identity = (st.st_dev, st.st_ino)
-        seen: list[Seen] = []
+        folder.number = self.watch.add(fd)
         with os.scandir(fd) as found:
-            for each in found:
-                st = each.stat(follow_symlinks=False)
-                seen.append((each.name, st.st_mode, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_nlink))
+            seen = [as_seen(each.name, each.stat(follow_symlinks=False)) for each in found]
         seen.sort()
         old = self.before.get(folder.path)
         folder.before = old.digest if old is not None else ""
-        if old is not None and old.seen == seen and not self.verify and not self._may_change(seen):
+        if old is None or self.touched is None:
+            self._list(fd, folder, seen, {})
+            return self._folders_in(folder)
+        names = self.touched.get(old.number, {})
+        if not names and old.settled and old.seen == seen and not self.verify and not self._may_change(seen):
             folder.seen, folder.files, folder.entries, folder.others = seen, old.files, old.entries, old.others
-            folder.changed, folder.digest = False, old.digest
+            folder.changed, folder.digest, folder.settled, folder.calm = False, old.digest, True, old.calm
         else:
-            self._list(fd, folder, seen, old.files if old is not None else {})
+            known = {name: old.files[name] for name in old.files.keys() - names.keys()}
+            if self.verify and self.sure(old):
+                there = {entry[0]: entry for entry in old.entries if entry[0] not in names}
+                known.update({each[0]: (each, there[each[0]]) for each in seen if each[0] in there})
+            self._list(fd, folder, seen, known)
+        return self._folders_in(folder)
+
+    @staticmethod
+    def _folders_in(folder: Folder) -> list[tuple[str, int]]:
         return [(entry[0], entry[2]) for entry in reversed(folder.entries) if entry[1] == "d"]
+
+    def sure(self, old: Folder) -> bool:
+        """Whether the watch would have seen any change in there."""
+        if not old.calm or not self.held:
+            return old.calm and self.held is not None
+        return self.held.isdisjoint(each[2] for each in old.seen)
 
     def _may_change(self, seen: list[Seen]) -> bool:
         if not self.mapped:
@@ -133,13 +173,14 @@ class Scan:
         return not self.mapped.isdisjoint(each[2] for each in seen)
 
     def _list(self, fd: int, folder: Folder, seen: list[Seen], known: dict[str, tuple[Seen, Entry]]) -> None:
-        room, trusted = MAX_PATH - len(os.fsencode(folder.path)), True
+        room = MAX_PATH - len(os.fsencode(folder.path))
+        folder.seen, folder.settled, folder.calm = seen, True, True
         for each in seen:
             name, mode = each[0], each[1] & MODES
             if len(os.fsencode(name)) > room:
                 folder.others.append(folder.path + name)
                 self.left_out.append((folder.path + name, f"its path is longer than {MAX_PATH} bytes"))
-                trusted = False
+                folder.settled = folder.calm = False
             elif stat.S_ISREG(each[1]):
                 entry = self._file(fd, folder.path, each, known.get(name))
                 # A change within one clock tick of this look would look the same: only settled files are remembered.
@@ -148,7 +189,8 @@ class Scan:
                     folder.files[name] = each, entry
                 if each[6] > 1 and self.first.setdefault(each[2], folder.path + name) != folder.path + name:
                     entry = [name, "h", self.first[each[2]]]
-                trusted = trusted and settled and each[6] == 1
+                folder.calm = folder.calm and each[6] == 1
+                folder.settled = folder.settled and settled and each[6] == 1
                 folder.entries.append(entry)
             elif stat.S_ISDIR(each[1]):
                 folder.entries.append([name, "d", mode, ""])
@@ -156,7 +198,6 @@ class Scan:
                 folder.entries.append([name, "l", os.readlink(name, dir_fd=fd)])
             else:
                 folder.others.append(folder.path + name)
-        folder.seen = seen if trusted else None
 
     def _file(self, fd: int, path: str, each: Seen, known: tuple[Seen, Entry] | None) -> Entry:
         name, mode, unseen = each[0], each[1] & MODES, self.mapped is None or each[2] in self.mapped
@@ -211,61 +252,12 @@ class Scan:
             folder.digest = hashlib.sha256(folder.blob()).hexdigest()
 
 
-def hashed(file: int, size: int) -> tuple[str, str]:
-    """("f", hash of the content), or ("s", hash of the runs) for what is mostly zeros: there may be terabytes."""
-    if size > SPARSE_FROM and mostly_zeros(file, size):
-        digest = hashlib.sha256()
-        for start, data in runs(file, 0, size):
-            digest.update(run_head(start, data) + data)
-        return "s", digest.hexdigest()
-    digest = hashlib.sha256()
-    at = 0
-    while piece := os.pread(file, min(size + 1, WINDOW), at):
-        digest.update(piece)
-        at += len(piece)
-        if at == size:
-            break
-    return "f", digest.hexdigest()
+def as_seen(name: str, st: os.stat_result) -> Seen:
+    return name, st.st_mode, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_nlink
 
 
-def mostly_zeros(file: int, size: int) -> bool:
-    filled = 0
-    for _, data in runs(file, 0, size):
-        filled += len(data)
-        if 2 * filled > size:
-            return False
-    return True
-
-
-def runs(file: int, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """The pages that hold anything but zeros, as (offset, bytes): neighbours together, none across a window's edge."""
-    while offset < size:
-        try:
-            offset = os.lseek(file, offset, os.SEEK_DATA)
-        except OSError:
-            return  # nothing but a hole to the end
-        base = offset - offset % WINDOW
-        data = os.pread(file, WINDOW, base)
-        for start, end in filled_pages(data):
-            yield base + start, data[start:end]
-        offset = base + WINDOW
-
-
-def filled_pages(data: bytes) -> Iterator[tuple[int, int]]:
-    if ZEROS not in data:
-        if data.strip(b"\0"):
-            yield 0, len(data)
-        return
-    start = -1
-    for at in range(0, len(data), PAGE):
-        if data[at : at + PAGE].strip(b"\0") if len(data) - at < PAGE else data[at : at + PAGE] != ZEROS:
-            start = at if start < 0 else start
-        elif start >= 0:
-            yield start, at
-            start = -1
-    if start >= 0:
-        yield start, len(data)
-
-
-def run_head(start: int, data: bytes) -> bytes:
-    return start.to_bytes(8, "big") + len(data).to_bytes(8, "big")
+def walk(todo: list[Folder]) -> Iterator[Folder]:
+    while todo:
+        folder = todo.pop()
+        yield folder
+        todo += reversed(list(folder.folders.values()))

@@ -15,9 +15,10 @@ import pytest
 
 from sandbox import snapshots
 from sandbox.agent import scan
+from sandbox.agent.content import hashed
 from sandbox.agent.errors import Refused
 from sandbox.agent.files import blobs_of
-from sandbox.agent.scan import Folder, Scan, hashed
+from sandbox.agent.scan import Folder, Scan
 from sandbox.agent.workspace import Workspace, set_xattrs, write_filled
 
 Before = dict[str, Folder]
