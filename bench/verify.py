@@ -24,6 +24,7 @@ from bench import (
     policy_replay,
     replay_figures,
     resume,
+    sandbox_figures,
     steps_figures,
     wake_figures,
 )
@@ -72,6 +73,7 @@ BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "wake.jsonl": _sealed(wake_figures),
     "replay.jsonl": _sealed(replay_figures),
     "faults.jsonl": _sealed(faults_figures),
+    "sandbox.jsonl": _sealed(sandbox_figures),
     "steps.jsonl": _sealed(steps_figures),
     "endurance.jsonl": _sealed(endurance),
     "policy_check.jsonl": _plain(policy_replay.compared, policy_replay.is_close),
