@@ -41,6 +41,7 @@ from .errors import (
 from .fake import FakeDriver
 from .gate import Gate
 from .pool import Budget, Figures, Pool
+from .shells import Ran, Shell
 from .spec import (
     Chunk,
     Description,
@@ -87,6 +88,7 @@ __all__ = [
     "NoSandbox",
     "OperationFailed",
     "Pool",
+    "Ran",
     "Restored",
     "Result",
     "Running",
@@ -98,6 +100,7 @@ __all__ = [
     "SandboxLost",
     "SandboxSpec",
     "SandboxUsageError",
+    "Shell",
     "Snapshot",
     "StaleEpoch",
     "Volume",
