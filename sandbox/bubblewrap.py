@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from . import cgroups, host, image, seccomp
+from . import cgroups, host, image, seccomp, unstopped
 from .driver import Sandbox
 from .errors import CreateFailed, NoSandbox, SandboxLost
 from .launch import confirmed, last_words, listen, pipe_with, refuse_image
@@ -28,11 +28,6 @@ from .spec import MAX_FILES, SHM_BYTES, Description, Handle, SandboxSpec
 ISOLATION = (
     "weaker isolation: namespaces, no capabilities and a system call filter, on the host's own kernel; it cannot stop a"
     " fault of that kernel, nor hide what /proc tells of the host"
-)
-UNSTOPPED = (
-    "a fault of the kernel in what the filter lets through; it is one kernel for all",
-    "reading what /proc tells of the host: load, memory, processors, kernel, and where the image lies",
-    "guessing from time and shared caches what else this machine does",
 )
 START_S = 20.0
 BOOT = f"import sys; sys.path.insert(0, {image.AGENT_HOME!r}); from agent.main import main; main()"
@@ -273,18 +268,6 @@ class BubblewrapDriver:
         host.return_uid(self.home, sandbox_id)
         self.records.remove(sandbox_id)
 
-    def _unlimited(self) -> list[str]:
-        """What only a control group would stop, or a uid for each sandbox."""
-        held = self.groups.parents if self.groups else {}
-        found = []
-        if "memory" not in held:
-            found.append("taking more memory than its limit for the twentieth of a second until the watchdog looks")
-        if "cpu" not in held:
-            found.append("using every processor, though after everything else")
-        if "pids" not in held and os.getuid() != 0:
-            found.append("using up the number of processes that all sandboxes of this user share")
-        return found
-
     async def describe(self) -> Description:
         held = self.groups.parents if self.groups else {}
         by_group = f"cgroup v{self.groups.version}" if self.groups else ""
@@ -304,7 +287,7 @@ class BubblewrapDriver:
             notes=(
                 "no network; nothing of the host is visible but the image and declared volumes",
                 "each sandbox has a uid of its own" if os.getuid() == 0 else f"sandboxes run as uid {os.getuid()}",
-                f"it cannot stop: {'; '.join([*UNSTOPPED, *self._unlimited()])}",
+                f"it cannot stop: {'; '.join(unstopped.by_bubblewrap(held))}",
             ),
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from . import host, image, images, seccomp
+from . import host, image, images, seccomp, unstopped
 from .driver import Sandbox
 from .errors import CreateFailed, NoSandbox, SandboxFailure, SandboxLost
 from .launch import confirmed
@@ -279,6 +279,7 @@ class DockerDriver:
     async def describe(self) -> Description:
         names: Sequence[str] = ("memory_bytes", "pids", "cpu")
         notes = ["no network; nothing of the host is visible but the image and declared volumes"]
+        notes += [f"it cannot stop {each}" for each in unstopped.crash_handler()]
         if self.quarantined:
             notes.append(f"quarantined, the engine does not remove them: {', '.join(sorted(self.quarantined))}")
         return Description(

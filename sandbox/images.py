@@ -91,7 +91,8 @@ class UserImages:
             with self._alone():
                 if not self.engine.ask("images", "--quiet", tag):
                     self._make(name, facts["Id"], tag)
-            self.clean()
+            with suppress(SandboxFailure):
+                self.clean()
         return Runnable(tag, self.runtime.words, self.runtime.agent, MappingProxyType(environment))
 
     @functools.cached_property

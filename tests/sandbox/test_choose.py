@@ -18,6 +18,7 @@ from sandbox import (
     choose,
     choose_driver,
     docker,
+    unstopped,
 )
 from sandbox.docker import DockerDriver, Engine
 from tests.sandbox.conftest import bash, is_gone
@@ -198,15 +199,21 @@ async def test_an_agent_that_cannot_start_leaves_nothing_and_says_why(home: Path
 
 
 @pytest.mark.sandbox
-async def test_what_bubblewrap_cannot_stop_is_said_and_is_so(home: Path, tmp_path: Path) -> None:
+async def test_what_bubblewrap_cannot_stop_is_said_and_is_so(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if choose("bubblewrap").backend is None:
         pytest.skip("bubblewrap does not run here")
     driver = await bubblewrap.BubblewrapDriver.open(home, tmp_path)
     driver.groups = None
     said = " ".join((await driver.describe()).notes)
     assert "cannot stop" in said
-    assert all(each in said for each in bubblewrap.UNSTOPPED)
+    assert all(each in said for each in unstopped.ALWAYS)
     assert "every processor" in said
+    for pattern, told in (("core", False), ("|/usr/share/apport/apport %p", True)):
+        (tmp_path / "core_pattern").write_text(pattern)
+        monkeypatch.setattr(unstopped, "CORE_PATTERN", tmp_path / "core_pattern")
+        assert ("/usr/share/apport/apport)" in " ".join((await driver.describe()).notes)) is told
     handle = await driver.create(SandboxSpec("curious", "session", "tenant", 1))
     sandbox = await driver.attach(handle)
     tells = (await bash(sandbox, "head -1 /proc/meminfo; cat /proc/version /proc/self/mountinfo")).output.decode()

@@ -111,7 +111,8 @@ async def test_an_image_without_python_runs_our_agent_its_own_programs_and_nothi
         said = (await run(sandbox, "sh", "-c", "cat /opt/marker 2>&1; echo $COLOUR $HOME $PATH $PYTHONPATH")).output
         words = [line for line in said.splitlines() if b"ld.so" not in line]  # LD_PRELOAD reaches tools, and fails
         assert words == [b"theirs", b"green /work /opt/bin:/usr/bin:/bin /none"]
-        assert (await run(sandbox, "sh", "-c", "echo $COLOUR", env={"COLOUR": "red"})).output.endswith(b"red\n")
+        red = (await run(sandbox, "sh", "-c", "echo $COLOUR", env={"COLOUR": "red"})).output
+        assert b"red" in red.splitlines()
         assert (await run(sandbox, "python3", "-c", "1")).code == 127
         for path in ("/opt/marker", "/.tenuto/usr/lib/tenuto/agent/server.py", "/usr/lib/new", "/data"):
             assert not (await run(sandbox, "sh", "-c", f"echo x >> {path}")).ok
