@@ -42,6 +42,7 @@ from .errors import (
 from .fake import FakeDriver
 from .gate import Gate
 from .pool import Pool
+from .shells import Ran, Shell
 from .spec import (
     Chunk,
     Description,
@@ -88,6 +89,7 @@ __all__ = [
     "NoSandbox",
     "OperationFailed",
     "Pool",
+    "Ran",
     "Restored",
     "Result",
     "Running",
@@ -99,6 +101,7 @@ __all__ = [
     "SandboxLost",
     "SandboxSpec",
     "SandboxUsageError",
+    "Shell",
     "Snapshot",
     "StaleEpoch",
     "Volume",

@@ -25,6 +25,7 @@ from .spec import Chunk, Handle, Result, Said
 
 REPLY_S = 60.0
 GRACE_S = 15.0
+LEAST_SECRET = 4  # characters; shorter values would blot out ordinary text
 ERRORS: dict[str, type[SandboxError]] = {
     "epoch": StaleEpoch,
     "conflict": KeyConflict,
@@ -218,9 +219,17 @@ def start_request(
     cwd: str,
     timeout_s: float | None,
     output_bytes: int,
+    secrets: Mapping[str, str],
 ) -> dict[str, Any]:
     if not argv or not all(isinstance(word, str) for word in argv) or any("\0" in word for word in argv):
         raise SandboxUsageError("argv must be a list of one or more strings without NUL")
+    for name, value in secrets.items():
+        if len(value.strip()) < LEAST_SECRET:
+            raise SandboxUsageError(
+                f"the secret {name!r} is shorter than {LEAST_SECRET} characters: it cannot be masked"
+            )
+    if any("=" in name or "\0" in name + value for name, value in {**env, **secrets}.items()):
+        raise SandboxUsageError("the environment has a name with '=' or a NUL in it")
     return {
         "op": "start",
         "key": key,
@@ -230,4 +239,5 @@ def start_request(
         "epoch": epoch,
         "timeout_s": timeout_s,
         "output_bytes": output_bytes,
+        "secrets": dict(secrets),
     }

@@ -66,6 +66,9 @@ class Sandbox:
         timeout_s: float | None = None,
         output_bytes: int | None = None,
         stdin_open: bool = False,
+        terminal: tuple[int, int] | None = None,
+        keep_background: bool = False,
+        secrets: Mapping[str, str] = NO_ENVIRONMENT,
     ) -> Call:
         """Starts a call, or finds the one that has this key: running (followed from its first byte) or finished.
 
@@ -74,8 +77,16 @@ class Sandbox:
 
         With `stdin_open` the call is talked with: `write` and `read` it by its key, from any connection, until it ends
         or the sandbox is released. It has no deadline unless one is given, the last `output_bytes` of its output are
-        kept, and the call returned here tells its end only.
+        kept, and the call returned here tells its end only. With a `terminal` of so many rows and columns it is talked
+        with through one that controls it: ^C is b"\\x03", and both streams are one.
+
+        A call is over when its command is; processes that it leaves behind are ended with it, and counted in its
+        result. With `keep_background` they live on, until the key is killed or the sandbox restored or released.
+
+        `secrets` are in the environment of this call only, and masked in all that it prints and in its journal, as they
+        are and in base64. Other calls of the same sandbox run as the same user: they can read a running one's memory.
         """
+        stdin_open = stdin_open or terminal is not None
         if len(stdin) > MAX_STDIN:
             raise SandboxUsageError(f"stdin is {len(stdin)} bytes; at most {MAX_STDIN} fit: put it in a file")
         limits = self.handle.limits
@@ -87,9 +98,9 @@ class Sandbox:
             cwd,
             limits.call_timeout_s if timeout_s is None and not stdin_open else timeout_s,
             limits.output_bytes if output_bytes is None else output_bytes,
+            secrets,
         )
-        if stdin_open:
-            request["stdin_open"] = True
+        request |= {"stdin_open": stdin_open, "terminal": terminal, "keep_background": keep_background}
         call = Call(self._channel, key, request, stdin)
         await call.begun()
         return call
@@ -128,9 +139,16 @@ class Sandbox:
             return Running(tuple(header["argv"]), header["elapsed_s"], body)
         return None
 
-    async def kill(self, key: str) -> None:
-        """Kills a call's whole tree, what it left in the background included. Unknown keys are no error."""
-        await self._channel.request("kill", key=key)
+    async def resize(self, key: str, rows: int, columns: int) -> None:
+        """Gives the terminal of a call another size; what runs in it is told."""
+        await self._channel.request("resize", key=key, size=[rows, columns])
+
+    async def kill(self, key: str, *, since: str | None = None) -> None:
+        """Kills a call's whole tree, what it left in the background included. Unknown keys are no error.
+
+        `since`: only what a call with an open input began after the write of this name; not the call's own process.
+        """
+        await self._channel.request("kill", key=key, since=since)
 
     async def pause(self) -> int:
         """Stops every process of the tools, whoever is connected, until `resume`; returns how many. Repeated: 0.

@@ -157,6 +157,7 @@ class Result:
 
     `code` is the exit code for "exit", the signal for "signal", and what the tool's own process returned otherwise
     (None for "lost"). `output` is what was captured, both streams as they came, capped, with the marker in it.
+    `background`: how many processes it left behind, which ended with it unless it was to keep them.
     """
 
     reason: Reason
@@ -166,6 +167,7 @@ class Result:
     truncated: bool
     duration_s: float
     output: bytes = b""
+    background: int = 0
 
     @property
     def ok(self) -> bool:

@@ -18,7 +18,8 @@ WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat >"$1" && echo "wrote $(stat -c 
 class BuiltinTool:
     """`effect`: "pure" changes nothing; "sandboxed" changes only the workspace, so a snapshot undoes it.
 
-    `parameters` is a JSON schema: an object of strings, all required, none beyond `maxLength` characters.
+    `parameters` is a JSON schema: an object of strings, all required, none beyond `maxLength` characters. A `stateful`
+    tool's command is for `Shell`, which keeps its state; by itself it runs without any.
     """
 
     name: str
@@ -26,6 +27,7 @@ class BuiltinTool:
     parameters: Mapping[str, Any]
     effect: Effect
     build: Callable[[Mapping[str, str]], Command]
+    stateful: bool = False
 
     @property
     def writes(self) -> bool:
@@ -96,6 +98,14 @@ TOOLS: Mapping[str, BuiltinTool] = MappingProxyType({
             _schema(command=("a bash command line", 1, 2000)),
             "sandboxed",
             lambda arguments: (["bash", "-c", arguments["command"]], b""),
+        ),
+        BuiltinTool(
+            "shell",
+            "Run a command in a bash that stays: the folder it is in, variables and jobs are there in the next call.",
+            _schema(command=("a bash command line", 1, 2000)),
+            "sandboxed",
+            lambda arguments: (["bash", "-c", arguments["command"]], b""),
+            stateful=True,
         ),
         BuiltinTool(
             "read_file",

@@ -93,6 +93,7 @@ class CommandTool(Described):
     command: list[str] = Field(min_length=1, max_length=64)
     env: dict[str, str] = Field(default_factory=dict, max_length=64)
     effect: Effect | None = None  # None: sandboxed, or unsafe where something leads out of the sandbox
+    keep_background: bool = False  # whether processes that it leaves behind live on; else they end with the call
 
     _env = field_validator("env")(_environment)
 

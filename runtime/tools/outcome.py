@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.tools.kinds import SECRET_LEAST
-from sandbox import Result
+from sandbox import Ran, Result
 
 _TEXT = ("text/", "application/json", "application/xml", "application/javascript", "application/x-www-form-urlencoded")
 _HOW = {
@@ -52,9 +52,20 @@ class Outcome:
         return cls("refused", None, why.encode())
 
     @classmethod
-    def of_sandbox(cls, done: Result) -> Outcome:
-        facts = {"stdout_bytes": done.stdout_bytes, "stderr_bytes": done.stderr_bytes}
+    def of_sandbox(cls, done: Result, *, kept: bool) -> Outcome:
+        """`kept`: what it left in the background lives on."""
+        facts: dict[str, Any] = {"stdout_bytes": done.stdout_bytes, "stderr_bytes": done.stderr_bytes}
+        if done.background:
+            left = f"{done.background} process{'es' if done.background > 1 else ''} in the background"
+            facts["note"] = f"{left} {'still running' if kept else 'ended with the call'}"
         return cls(done.reason, done.code, done.output, done.truncated, facts)
+
+    @classmethod
+    def of_shell(cls, ran: Ran) -> Outcome:
+        notes = ["in a new shell"] if ran.fresh else []
+        notes += ["the shell ended with it; the next call begins in a new one"] if ran.over else []
+        outcome = cls.of_sandbox(ran.result, kept=True)
+        return replace(outcome, facts={**(outcome.facts or {}), **({"note": "; ".join(notes)} if notes else {})})
 
 
 def capped(data: bytes, limit_bytes: int, total_bytes: int | None) -> tuple[bytes, bool]:
@@ -79,8 +90,9 @@ def as_text(result: Mapping[str, Any], output: bytes) -> str:
     """What the model reads: the output, and how the call ended where that is not plain success."""
     text = _readable(output, str(result.get("content_type", "")))
     reason, code = result["reason"], result["code"]
+    text += f"\n[{result['note']}]" if result.get("note") else ""
     if (reason == "exit" and code == 0) or reason == "ok" or (reason == "http" and code < 400):
-        return text or "(no output)"
+        return text.strip() or "(no output)"
     codes = {"exit": f"exit code {code}", "signal": f"ended by signal {code}", "http": f"HTTP status {code}"}
     return f"{text}\n[{codes.get(reason) or _HOW.get(reason, reason)}]".strip()
 

@@ -11,12 +11,12 @@ from typing import Any
 from runtime.tools import http, mcp
 from runtime.tools.catalog import Known
 from runtime.tools.egress import Egress
-from runtime.tools.kinds import CommandTool, HttpTool, McpTool, SessionTool
+from runtime.tools.kinds import SECRET_LEAST, CommandTool, HttpTool, McpTool, SessionTool
 from runtime.tools.mcp_inside import InsideServer
 from runtime.tools.mcp_outside import OutsideServer
 from runtime.tools.outcome import Outcome
 from runtime.unwanted import is_unwanted
-from sandbox import BadArguments, EgressRefused, Sandbox, SandboxLost, tool_argv
+from sandbox import TOOLS, BadArguments, EgressRefused, Sandbox, SandboxLost, Shell, tool_argv
 
 Arguments = Mapping[str, Any]
 
@@ -71,20 +71,27 @@ async def run_inside(sandbox: Sandbox, known: Known, arguments: Arguments, place
     tool = known.declared
     if isinstance(tool, McpTool):
         return await _of_server(_inside(sandbox, tool, place), known, arguments, place)
+    if _is_stateful(known):
+        return await _in_shell(sandbox, arguments["command"], place)
     env: Mapping[str, str] = {}
+    keep_background = isinstance(tool, str)  # what a model puts in the background is meant to stay
     if isinstance(tool, CommandTool):
         argv, stdin, env = tool.command, json.dumps(dict(arguments)).encode(), tool.env
+        keep_background = tool.keep_background
     else:
         assert isinstance(tool, str)
         argv, stdin = tool_argv(tool, arguments)
+    secrets = {name: value for name, value in env.items() if len(value.strip()) >= SECRET_LEAST}
     running = await sandbox.start(
         place.key,
         argv,
         epoch=place.epoch,
         stdin=stdin,
-        env={**env, "TENUTO_CALL_KEY": place.key},
+        env={**{name: env[name] for name in env.keys() - secrets.keys()}, "TENUTO_CALL_KEY": place.key},
         timeout_s=place.timeout_s,
         output_bytes=place.output_bytes,
+        keep_background=keep_background,
+        secrets=secrets,
     )
     try:
         result = await running.result()
@@ -94,13 +101,30 @@ async def run_inside(sandbox: Sandbox, known: Known, arguments: Arguments, place
         raise
     if result.reason == "lost":
         raise SandboxLost(f"the sandbox went away while {known.spec.name} ran in it")
-    return Outcome.of_sandbox(result)
+    return Outcome.of_sandbox(result, kept=keep_background)
+
+
+def _is_stateful(known: Known) -> bool:
+    return isinstance(known.declared, str) and TOOLS[known.declared].stateful
+
+
+async def _in_shell(sandbox: Sandbox, command: str, place: Place) -> Outcome:
+    shell = Shell(sandbox)
+    try:
+        ran = await shell.run(place.key, command, timeout_s=place.timeout_s, output_bytes=place.output_bytes)
+    except asyncio.CancelledError:
+        if is_unwanted():
+            await asyncio.shield(shell.stop(place.key))
+        raise
+    return Outcome.of_shell(ran)
 
 
 async def stop_inside(sandbox: Sandbox, known: Known, place: Place) -> None:
     """Ends the call if it still runs; a server ends with the call that it was given."""
     if isinstance(known.declared, McpTool):
         await _inside(sandbox, known.declared, place).stop(place.key)
+    elif _is_stateful(known):
+        await Shell(sandbox).stop(place.key)
     else:
         await sandbox.kill(place.key)
 

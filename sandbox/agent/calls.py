@@ -1,37 +1,19 @@
-"""Calls: their journal, their captured output, and the shepherd that starts each of them.
-
-A shepherd is a child of ours that is a subreaper: what the tool leaves behind (setsid, double forks) is handed to it
-by the kernel, so the processes of a call are always one tree below it. It cannot be read or traced by any of them, as
-its parent cannot: that is inherited by fork.
-"""
+"""Calls: their journal and their captured output."""
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import json
 import math
 import os
-import resource
-import select
-import signal
-import socket
-import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from .errors import Refused
-from .processes import send_signal
+from .mask import Mask
 
-PR_SET_CHILD_SUBREAPER = 36
-F_SETPIPE_SZ = 1031  # the fcntl module names it from 3.10 on
+if TYPE_CHECKING:
+    from .shepherd import Shepherd
+
 PIECE = 1 << 16
 TAIL_BYTES = 8 << 10
-ORDER_BYTES, PIPE_BYTES = 1 << 20, 1 << 16  # what a pipe can be made to take without being read, and what it takes
-NO_ROOM = "no process can be started: the sandbox is at its process limit"
-LIBC = ctypes.CDLL(None, use_errno=True)
 Json = dict[str, Any]
 
 
@@ -57,6 +39,16 @@ class Call:
         self.oom_before = 0
         self.result: Json | None = None
         self.subscribers: list[tuple[Any, int]] = []
+        self.keeps = bool(request.get("keep_background"))
+        self.main = 0  # the tool's own process
+        secrets = list(request.get("secrets", {}).values())
+        self.masks = {stream: Mask(secrets) for stream in ("out", "err")} if secrets else {}
+        if secrets:
+            self.argv = [self.masks["out"].whole(os.fsencode(word)).decode(errors="replace") for word in self.argv]
+
+    def masked(self, stream: str, data: bytes) -> bytes:
+        """What was printed without its secrets; the last bytes, if they may be the beginning of one, come later."""
+        return self.masks[stream].read(data) if self.masks else data
 
     def capture(self, stream: str, data: bytes) -> bytes:
         """Counts `data`, keeps what fits, and returns the part to pass on now."""
@@ -110,7 +102,7 @@ class Call:
         assert self.result is not None
         self.result["truncated"] = True
 
-    def end(self, reason: str, code: int | None) -> None:
+    def end(self, reason: str, code: int | None, background: int = 0) -> None:
         total = self.totals["out"] + self.totals["err"]
         kept = sum(len(data) for stream, data in self.chunks if stream != "note")
         self.result = {
@@ -120,170 +112,6 @@ class Call:
             "stderr_bytes": self.totals["err"],
             "truncated": kept < total,
             "duration_s": time.monotonic() - self.started,
+            "background": background,
         }
-
-
-class Shepherd:
-    """A process under which one call at a time runs. Forking is most of what a call costs, so it is there before the
-    call, and takes the next one when every process of the last is gone. `line` is how it is told and how it tells.
-    """
-
-    def __init__(self, config: Json) -> None:
-        """Raises Refused where there is no room for a process."""
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.line.setblocking(False)
-        try:
-            self.pid = os.fork()
-        except OSError:
-            self.line.close()
-            raise Refused("busy", NO_ROOM) from None
-        finally:
-            if getattr(self, "pid", None) != 0:
-                theirs.close()
-        if self.pid == 0:
-            herd(theirs, config)
-
-    def start(self, order: bytes) -> dict[str, int] | None:
-        """The agent's ends of the tool's pipes, when its process exists; None where a tool of another call has killed
-        us, or there is no room for one more."""
-        pipes = {name: os.pipe() for name in ("order", "in", "out", "err")}
-        ours = {name: pair[name in ("order", "in")] for name, pair in pipes.items()}
-        theirs = [pair[name not in ("order", "in")] for name, pair in pipes.items()]
-        try:
-            os.set_blocking(ours["order"], False)
-            if len(order) > PIPE_BYTES:
-                fcntl.fcntl(ours["order"], F_SETPIPE_SZ, ORDER_BYTES)
-            if os.write(ours["order"], order) == len(order):
-                socket.send_fds(self.line, [b"!"], theirs)
-        except OSError:
-            pass  # no word will come
-        finally:
-            close([ours.pop("order"), *theirs])
-        if self._hears():
-            return ours
-        close(ours.values())
-        return None
-
-    def _hears(self) -> bool:
-        """Waits for the word that the tool has started. A tool of another call may have stopped us."""
-        ready = select.poll()
-        ready.register(self.line, select.POLLIN)
-        for _ in range(100):
-            if ready.poll(20):
-                return self.line.recv(1) == b"+"
-            send_signal(self.pid, signal.SIGCONT)
-        return False
-
-
-def launch(call: Call, request: Json, cwd: str, shepherd: Shepherd, config: Json) -> None:
-    """Starts the tool; fills in `call.shepherd` and `call.pipes`.
-
-    Returns when the tool's process exists below its shepherd, so that no kill can come between the two. Raises Refused
-    where there is no room for either.
-    """
-    order = json.dumps([call.argv, request["env"], cwd]).encode()
-    if len(order) > ORDER_BYTES:
-        raise Refused("request", f"the command and its environment have over {ORDER_BYTES} bytes: put it in a file")
-    pipes = shepherd.start(order)
-    if pipes is None:
-        retire(shepherd)
-        shepherd = Shepherd(config)
-        pipes = shepherd.start(order)
-        if pipes is None:
-            retire(shepherd)
-            raise Refused("busy", NO_ROOM)
-    for fd in pipes.values():
-        os.set_blocking(fd, False)
-    call.shepherd, call.pipes = shepherd, pipes
-
-
-def retire(shepherd: Shepherd) -> None:
-    send_signal(shepherd.pid, signal.SIGKILL)
-    shepherd.line.close()
-
-
-def close(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def herd(line: socket.socket, config: Json) -> NoReturn:
-    """Runs in the child: starts the tools it is told to, one after another, reports how each ended ("+" it runs, four
-    bytes of status, "." nothing of it is left), and reaps all that they leave behind."""
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        os.setsid()
-        close_all_but(line.fileno())
-        line.setblocking(True)
-        set_limits(config["limits"])
-        os.nice(config["nice"])  # the agent must get its turn among a thousand busy tools
-        while True:
-            message, fds, _, _ = socket.recv_fds(line, 1, 4)
-            if not message:
-                os._exit(0)  # the agent has no more use for us, or is gone
-            tend(line, *fds)
-    finally:
-        os._exit(1)
-
-
-def tend(line: socket.socket, order: int, *stdio: int) -> None:
-    with open(order, "rb") as f:
-        argv, env, cwd = json.load(f)
-    main = tool(argv, env, cwd, stdio)
-    close(stdio)
-    line.send(b"+")
-    if main <= 0:
-        line.send(struct.pack("i", -main << 8))
-    with suppress(ChildProcessError):
-        while True:
-            pid, code = os.wait()
-            if pid == main:
-                line.send(struct.pack("i", code))
-    line.send(b".")
-
-
-def close_all_but(keep: int) -> None:
-    top = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    os.closerange(0, keep)
-    os.closerange(keep + 1, min(top, 1 << 16))
-
-
-def tool(argv: list[str], env: Mapping[str, str], cwd: str, stdio: Sequence[int]) -> int:
-    """Starts the tool in a session of its own: its pid, or minus the code that a shell would return for the failure.
-
-    posix_spawn does not copy this process. Every descriptor but the three is closed by exec. Without room for one more
-    process it raises, and the agent, which waits for a word, sees the end of the line.
-    """
-    message, code = "", 126
-    try:
-        os.chdir(cwd)
-        os.environ["PATH"] = env.get("PATH", os.defpath)  # where posix_spawnp looks
-        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
-        return os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsid=True)
-    except BlockingIOError:
-        raise
-    except FileNotFoundError:
-        found = os.path.isdir(cwd)
-        message, code = (f"{argv[0]}: not found", 127) if found else (f"{cwd}: no such directory", 126)
-    except BaseException as error:
-        message = f"{argv[0]}: {error}"
-    os.write(stdio[2], (message + "\n").encode(errors="replace"))
-    return -code
-
-
-def set_limits(limits: Json) -> None:
-    wanted = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NOFILE: limits.get("files", 1024),
-        resource.RLIMIT_NPROC: limits.get("nproc"),
-        resource.RLIMIT_DATA: limits.get("data"),
-    }
-    for which, value in wanted.items():
-        if value is not None:
-            hard = resource.getrlimit(which)[1]
-            if hard != resource.RLIM_INFINITY:
-                value = min(value, hard)
-            resource.setrlimit(which, (value, value))
+        self.masks = {}

@@ -52,6 +52,12 @@ def below(roots: set[int], table: Table) -> set[int]:
     return {pid for pid in out if table[pid][1] not in "ZX"}
 
 
+def younger(root: int, old: set[int]) -> set[int]:
+    """What is below `root` now and neither among `old` nor below them."""
+    table = processes()
+    return below({root}, table) - below(old, table) - old
+
+
 def send_signal(pid: int, number: int) -> None:
     with suppress(OSError):
         os.kill(pid, number)

@@ -7,16 +7,16 @@ import json
 import os
 import selectors
 import signal
-import struct
 import time
 from abc import abstractmethod
 from contextlib import suppress
 from typing import Any
 
-from .calls import PIECE, Call, Shepherd, launch
+from .calls import PIECE, Call
 from .errors import Refused
 from .files import FileOperations
-from .processes import below, kill, name_of, processes, send_signal
+from .processes import below, kill, name_of, processes, send_signal, younger
+from .shepherd import END, Shepherd, launch
 from .talk import Talk
 from .wire import Broken, Connection
 
@@ -52,7 +52,8 @@ class Runs(FileOperations):
         """A call has said something, or has ended."""
 
     def op_start(self, connection: Connection, header: Json, body: bytes) -> None:
-        text = json.dumps([header["argv"], header["env"], header["cwd"]], sort_keys=True).encode()
+        secrets = header.get("secrets", {})
+        text = json.dumps([header["argv"], {**header["env"], **secrets}, header["cwd"]], sort_keys=True).encode()
         digest = hashlib.sha256(len(text).to_bytes(8, "big") + text + body).hexdigest()
         call = self.calls.get(header["key"])
         if call is None:
@@ -102,10 +103,7 @@ class Runs(FileOperations):
                 data = os.read(fd, PIECE)
                 more = bool(data)
                 if call.result is None and data:
-                    head = call.capture(name, data)
-                    if head:
-                        self.publish(call, {"stream": name}, head)
-                    self.heard(call)
+                    self.said(call, name, call.masked(name, data))
         except BlockingIOError:
             return False
         except OSError:
@@ -113,6 +111,12 @@ class Runs(FileOperations):
         if not more:
             self.close_pipe(call, name)
         return more
+
+    def said(self, call: Call, stream: str, data: bytes) -> None:
+        head = call.capture(stream, data)
+        if head:
+            self.publish(call, {"stream": stream}, head)
+        self.heard(call)
 
     def close_pipe(self, call: Call, name: str) -> None:
         fd = call.pipes.pop(name, None)
@@ -132,13 +136,13 @@ class Runs(FileOperations):
     def news(self, call: Call) -> None:
         """What a shepherd says: how its tool ended, or that nothing of the call is left; or it died without a word."""
         try:
-            said = call.shepherd.line.recv(4)
+            said = call.shepherd.line.recv(END.size)
         except OSError as error:
             if isinstance(error, BlockingIOError):
                 return
             said = b""
-        if len(said) == 4:
-            self.ended(call, struct.unpack("i", said)[0])
+        if len(said) == END.size:
+            self.ended(call, *END.unpack(said))
         elif said == b".":
             self.leave(call)
             if self.spare is None:
@@ -165,10 +169,10 @@ class Runs(FileOperations):
         if self.shepherds.get(call.shepherd.pid) is not call:
             return
         with suppress(OSError):
-            while len(said := call.shepherd.line.recv(4)) == 4:
-                self.ended(call, struct.unpack("i", said)[0])
+            while len(said := call.shepherd.line.recv(END.size)) == END.size:
+                self.ended(call, *END.unpack(said))
         if call.result is None:
-            self.ended(call, signal.SIGKILL)
+            self.ended(call, signal.SIGKILL, False)
         self.leave(call)
         call.shepherd.line.close()
         if self.strays():
@@ -187,20 +191,25 @@ class Runs(FileOperations):
         table = processes()
         return below(self.ours(), table) - below(set(self.shepherds), table)
 
-    def ended(self, call: Call, status: int) -> None:
-        """The tool itself is over. What it left running lives on below its shepherd, its output thrown away."""
+    def ended(self, call: Call, status: int, leaves: bool) -> None:
+        """The tool itself is over. What it left running ends with it, unless it was asked for: then it lives on below
+        its shepherd, its output thrown away."""
+        background = len(self.tree(call) if call.keeps else kill(lambda: self.tree(call))) if leaves else 0
         self.close_pipe(call, "in")
         for name in ("out", "err"):
             for _ in range(32):  # more than a pipe holds: a background writer must not keep us here
                 if name not in call.pipes or not self.pump(call, name):
                     break
+        for name, mask in call.masks.items():
+            if mask.held:
+                self.said(call, name, mask.rest())
         for stream, data in call.close_output():
             self.publish(call, {"stream": stream}, data)
         killed, code = os.WIFSIGNALED(status), os.WEXITSTATUS(status)
         reason = call.reason or ("signal" if killed else "exit")
         if call.reason is None and (killed or code) and self.oom_kills() > call.oom_before:
             reason = "oom"
-        call.end(reason, os.WTERMSIG(status) if killed else code)
+        call.end(reason, os.WTERMSIG(status) if killed else code, background)
         call.stdin = memoryview(b"")
         self.publish(call, {"result": call.result})
         call.subscribers = []
@@ -243,10 +252,17 @@ class Runs(FileOperations):
         return killed
 
     def op_kill(self, connection: Connection, header: Json, body: bytes) -> tuple[Json, bytes]:
+        """Ends a call; with `since`, only what its tool has begun since the write of that name was taken."""
         call = self.calls.get(header["key"])
         if call is None or self.shepherds.get(call.shepherd.pid) is not call:
             return {"killed": []}, b""
-        return {"killed": self.end_tree(call, "signal")}, b""
+        if header.get("since") is None:
+            return {"killed": self.end_tree(call, "signal")}, b""
+        old = call.written.get(header["since"]) if isinstance(call, Talk) else None
+        if old is None:
+            raise Refused("request", f"the call {call.key!r} was never written {header['since']!r}")
+        main = {call.main}
+        return {"killed": kill(lambda: younger(call.shepherd.pid, old - main) - main)}, b""
 
     def kill_all(self) -> list[str]:
         names = [name_of(pid) for pid in sorted(self.everything())]

@@ -18,7 +18,8 @@ class Talk(Call):
         super().__init__(key, digest, request, stdin)
         self.open = True
         self.said = {"out": bytearray(), "err": bytearray()}
-        self.written: set[str] = set()  # names of writes that must not be repeated
+        self.written: dict[str, set[int]] = {}  # writes that must not be repeated, and what ran when they came
+        self.terminal = bool(request.get("terminal"))
         self.readers: list[tuple[Any, int, int]] = []  # connection, request, offset
 
     def capture(self, stream: str, data: bytes) -> bytes:

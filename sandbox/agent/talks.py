@@ -9,16 +9,24 @@ from typing import Any
 from .calls import Call
 from .errors import Refused
 from .runs import Runs
+from .shepherd import resize
 from .talk import MAX_UNREAD_INPUT, Talk
 from .wire import Broken, Connection
 
+END_OF_INPUT = b"\4"  # as a terminal takes it at the beginning of a line
 Json = dict[str, Any]
 Reply = tuple[Json, bytes]
 
 
 class Talks(Runs):
     def talk_operations(self) -> dict[str, Callable[[Connection, Json, bytes], Reply | None]]:
-        return {"write": self.op_write, "wrote": self.op_wrote, "close": self.op_close, "output": self.op_output}
+        return {
+            "write": self.op_write,
+            "wrote": self.op_wrote,
+            "close": self.op_close,
+            "output": self.op_output,
+            "resize": self.op_resize,
+        }
 
     def talk(self, key: str) -> Talk:
         call = self.calls.get(key)
@@ -37,7 +45,7 @@ class Talks(Runs):
         if len(call.stdin) + len(body) > MAX_UNREAD_INPUT:
             raise Refused("busy", f"the call {call.key!r} does not read its input")
         if once is not None:
-            call.written.add(once)
+            call.written[once] = self.tree(call)
         call.listen(body)
         self.say(call)
         return {"written": True}, b""
@@ -48,8 +56,18 @@ class Talks(Runs):
     def op_close(self, connection: Connection, header: Json, body: bytes) -> Reply:
         """The call sees the end of its input after what was written. Repeated: a no-op."""
         call = self.talk(header["key"])
+        if call.terminal and call.open:
+            call.listen(END_OF_INPUT)  # nobody hangs up: its output goes on
         call.open = False
         self.say(call)
+        return {}, b""
+
+    def op_resize(self, connection: Connection, header: Json, body: bytes) -> Reply:
+        call = self.talk(header["key"])
+        if not call.terminal:
+            raise Refused("request", f"the call {call.key!r} has no terminal")
+        if "out" in call.pipes:
+            resize(call.pipes["out"], header["size"])
         return {}, b""
 
     def say(self, call: Talk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from pathlib import Path
 
 import pytest
 
@@ -127,16 +128,28 @@ async def test_killing_a_call_kills_its_tree_and_no_other_call(sandbox: Sandbox)
     assert (await bystander.result()).reason == "signal"
 
 
-async def test_what_a_call_left_in_the_background_lives_on_and_dies_with_the_call_s_key(sandbox: Sandbox) -> None:
-    result = await python(sandbox, ESCAPES, key="k")
+async def test_what_a_call_was_to_leave_running_lives_on_and_dies_with_the_call_s_key(
+    sandbox: Sandbox,
+) -> None:
+    result = await python(sandbox, ESCAPES, key="k", keep_background=True)
     assert result.ok
-    assert result.output == b"ready\n"
+    assert (result.output, result.background) == (b"ready\n", 2)
     await sandbox.kill("k")
     assert await sandbox.killall() == []
 
 
+async def test_what_a_call_leaves_in_the_background_unasked_is_over_when_the_call_is(sandbox: Sandbox) -> None:
+    await sandbox.start("other", ["sleep", "1000"])
+    result = await python(sandbox, ESCAPES)
+    assert result.ok
+    assert (result.output, result.background) == (b"ready\n", 2)
+    assert [name.split()[1] for name in await sandbox.killall()] == ["sleep"]
+    assert (await bash(sandbox, "true")).background == 0
+
+
 async def test_a_background_process_that_holds_the_output_does_not_hold_the_call(sandbox: Sandbox) -> None:
-    result = await bash(sandbox, "(while sleep 0.01; do echo noise; done) & echo done")
+    noise = "(while sleep 0.01; do echo noise; done) & echo done"
+    result = await bash(sandbox, noise, keep_background=True)
     assert result.ok
     assert result.output.startswith(b"done\n")
     assert len(await sandbox.killall()) >= 1
@@ -306,3 +319,59 @@ async def test_limits_of_a_call_override_those_of_the_sandbox(make: Make) -> Non
     assert (await run(sandbox, "sleep", "1000")).reason == "timeout"
     assert (await bash(sandbox, "head -c 1000 /dev/zero")).truncated
     assert not (await bash(sandbox, "head -c 1000 /dev/zero", timeout_s=30, output_bytes=2000)).truncated
+
+
+LEAK = """
+import base64, os, sys, time
+value = os.environ["TOKEN"]
+for out in (sys.stdout, sys.stderr):
+    for piece in (value[:3], value[3:7], value[7:], "|", base64.b64encode(b"x" + value.encode()).decode(), "\\n"):
+        out.write(piece)
+        out.flush()
+        time.sleep(0.01)
+"""
+
+
+async def test_a_secret_of_a_call_is_in_its_environment_and_in_nothing_that_it_says(
+    driver: Driver, make: Make, tmp_path: Path
+) -> None:
+    handle, sandbox = await make()
+    secret = "hunter22-and-more"
+    argv = ["python3", "-c", LEAK + "\nassert len(value) == 17", secret]
+    call = await sandbox.start("k", argv, secrets={"TOKEN": secret})
+    chunks = [chunk async for chunk in call]
+    result = await call.result()
+    assert result.ok, result
+    for stream in ("out", "err"):
+        said = b"".join(chunk.data for chunk in chunks if chunk.stream == stream)
+        assert said.startswith(b"***|")
+        assert said.count(b"***") == 2
+    running = await sandbox.start("running", ["python3", "-c", "input()", secret], secrets={"TOKEN": secret})
+    found = await sandbox.lookup("running")
+    assert isinstance(found, Running)
+    assert found.argv[-1] == "***"
+    for text in (result.output, repr(found).encode(), repr(await sandbox.lookup("k")).encode()):
+        assert secret.encode() not in text
+        assert b"nter22-and" not in text
+    assert (await running.result()).code == 1
+    names = (await run(sandbox, "env")).output
+    assert b"TOKEN" not in names
+    kept = [path for path in Path(handle.socket).parent.rglob("*") if path.is_file()]
+    assert not any(secret.encode() in path.read_bytes() for path in kept)
+    with pytest.raises(KeyConflict):
+        await sandbox.start("k", argv, secrets={"TOKEN": "another-value"})
+    assert await (await sandbox.start("k", argv, secrets={"TOKEN": secret})).result() == result
+
+
+async def test_a_secret_is_masked_where_the_output_is_cut_and_counted_as_it_is_shown(sandbox: Sandbox) -> None:
+    code = "import os\nfor n in range(20000): print(os.environ['TOKEN'], end='')"
+    result = await python(sandbox, code, secrets={"TOKEN": "0123456789"}, output_bytes=4096)
+    assert result.stdout_bytes == 60_000
+    assert set(result.output.replace(b"\n[... %d bytes left out ...]\n" % (60_000 - 4096), b"")) == {ord("*")}
+
+
+async def test_a_secret_too_short_to_be_masked_is_refused(sandbox: Sandbox) -> None:
+    for value in ("abc", " a ", ""):
+        with pytest.raises(SandboxUsageError, match="'TOKEN' is shorter than 4"):
+            await run(sandbox, "true", key="k", secrets={"TOKEN": value})
+    assert await sandbox.lookup("k") is None

@@ -157,7 +157,7 @@ async def test_a_seeded_root_becomes_the_workspace(sandbox: Sandbox, store: Blob
 
 async def test_a_restore_kills_what_runs_and_says_who_it_was(sandbox: Sandbox, store: BlobStore) -> None:
     root = await sandbox.snapshot(store)
-    await bash(sandbox, "sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done")
+    await bash(sandbox, "sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done", keep_background=True)
     killed = await sandbox.restore(root, store)
     assert [name.split()[1] for name in killed] == ["sleep"]
     assert await sandbox.killall() == []

@@ -39,7 +39,7 @@ async def test_a_fork_bomb_is_stopped_at_its_limit_and_the_agent_lives(sandbox: 
 
 async def test_a_background_fork_bomb_cannot_keep_the_next_kill_from_working(sandbox: Sandbox) -> None:
     code = f"import subprocess, time\nsubprocess.Popen(['python3', '-c', {FORK_BOMB!r}])\ntime.sleep(0.3)"
-    await python(sandbox, code)
+    await python(sandbox, code, keep_background=True)
     await sandbox.killall()
     assert await sandbox.killall() == []
     assert (await bash(sandbox, "echo alive")).output == b"alive\n"
@@ -50,7 +50,7 @@ async def test_a_call_for_which_there_is_no_process_left_is_refused_and_its_key_
 ) -> None:
     if "cgroup" not in str((await driver.describe()).limits_enforced["pids"]):
         pytest.skip("here the limit binds what a tool starts, not the tools themselves")
-    await python(sandbox, FILL_PROCESSES)
+    await python(sandbox, FILL_PROCESSES, keep_background=True)
     started = []
     with pytest.raises(SandboxBusy, match="process limit"):
         await _start_sleepers(sandbox, started)
@@ -299,7 +299,7 @@ async def test_a_session_goes_on_with_its_own_files_in_a_volume_when_its_sandbox
 async def test_two_sandboxes_do_not_see_each_other(make: Make) -> None:
     _, first = await make()
     _, second = await make()
-    await bash(first, "echo mine > /work/f; echo mine > /tmp/f; sleep 1000 & disown")
+    await bash(first, "echo mine > /work/f; echo mine > /tmp/f; sleep 1000 & disown", keep_background=True)
     assert (await bash(second, "ls /work /tmp; grep -l sleep /proc/*/comm")).output == b"/tmp:\n\n/work:\n"
 
 

@@ -91,7 +91,7 @@ async def test_a_handle_survives_json_and_does_not_print_its_token(make: Make) -
 async def test_release_leaves_no_process_no_file_and_no_record_and_may_be_repeated(driver: Driver) -> None:
     handle = await driver.create(SandboxSpec("gone", "session", "tenant", 1, LIMITS))
     sandbox = await driver.attach(handle)
-    await bash(sandbox, "setsid sleep 1000 >/dev/null 2>&1 & touch file")
+    await bash(sandbox, "setsid sleep 1000 >/dev/null 2>&1 & touch file", keep_background=True)
     tree = _tree(handle.pid)
     assert len(tree) >= 2
     await sandbox.close()
@@ -148,7 +148,7 @@ async def test_the_reaper_leaves_the_sandboxes_of_another_home_alone(
 
 async def test_an_agent_without_a_controller_ends_itself_and_its_tools(make: Make) -> None:
     handle, sandbox = await make(ttl_s=0.2)
-    await bash(sandbox, "sleep 1000 & disown")
+    await bash(sandbox, "sleep 1000 & disown", keep_background=True)
     tree = _tree(handle.pid)
     await sandbox.close()
     assert all(is_gone(pid, start) for pid, start in tree.items())

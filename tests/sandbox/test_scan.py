@@ -79,6 +79,16 @@ def test_a_folder_that_only_lost_or_won_a_name_is_another(folder: Path, opened: 
     assert opened == ["a", "b"]
 
 
+def test_a_file_changed_within_one_tick_of_its_look_is_read_again(
+    folder: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "SETTLED_NS", 3600 * 10**9)
+    (folder / "a").write_text("1")
+    first = look(folder)
+    look(folder, first)
+    assert opened == ["a", "a"]
+
+
 def test_what_may_have_changed_unseen_is_read_every_time(folder: Path, opened: list[str]) -> None:
     (folder / "a").write_text("1")
     (folder / "b").write_text("2")

@@ -150,3 +150,90 @@ async def test_only_a_call_with_an_open_input_is_talked_with(sandbox: Sandbox) -
     for operation in (sandbox.write("k", b""), sandbox.read("k", 0), sandbox.close_stdin("none")):
         with pytest.raises(SandboxUsageError, match="open input"):
             await operation
+
+
+async def ended(sandbox: Sandbox, key: str) -> bytes:
+    data = b""
+    while True:
+        said = await sandbox.read(key, len(data))
+        data += said.data
+        if said.result is not None:
+            return data
+
+
+async def test_a_secret_is_masked_in_what_a_talk_says(sandbox: Sandbox) -> None:
+    code = "import os; print('it is', os.environ['TOKEN'], flush=True); input(); print(os.environ['TOKEN'][:6], end='')"
+    await sandbox.start("t", ["python3", "-c", code], stdin_open=True, secrets={"TOKEN": "hunter22"})
+    assert await heard(sandbox, "t", b"\n") == b"it is ***\n"
+    await sandbox.write("t", b"\n")
+    assert await ended(sandbox, "t") == b"it is ***\nhunter"  # a part is not the secret
+    assert b"hunter22" not in repr(await sandbox.lookup("t")).encode()
+
+
+async def test_a_terminal_has_a_size_echoes_and_takes_control_characters(sandbox: Sandbox) -> None:
+    await sandbox.start("t", ["bash", "--norc", "-i"], terminal=(30, 100), env={"PS1": "$ ", "TERM": "dumb"})
+    await heard(sandbox, "t", b"$ ")
+    size = b"python3 -c 'import os; print(*os.get_terminal_size(), os.ctermid(), os.isatty(2))'"
+    await sandbox.write("t", size + b"; echo $((6 * 7))\n")
+    assert b"\n100 30 /dev/tty True\r\n" in await heard(sandbox, "t", b"\n42\r\n")
+    await sandbox.resize("t", 50, 132)
+    await sandbox.write("t", size + b"; echo $((70 + 7))\n")
+    assert b"\n132 50 " in await heard(sandbox, "t", b"\n77\r\n")
+    await sandbox.write("t", b"echo rea''dy; sleep 1000\n")
+    await heard(sandbox, "t", b"\nready\r\n")
+    await sandbox.write("t", b"\x03")
+    await heard(sandbox, "t", b"^C\r\n$ ")
+    await sandbox.write("t", b"echo code $?\n")
+    await heard(sandbox, "t", b"\ncode 130\r\n")
+    await sandbox.write("t", b"exit 3\n")
+    await ended(sandbox, "t")
+    result = await sandbox.lookup("t")
+    assert (result.reason, result.code) == ("exit", 3)  # type: ignore[union-attr]
+
+
+async def test_a_terminal_keeps_its_state_for_whoever_attaches_next_and_ends_as_one_tree(
+    driver: Driver, make: Make
+) -> None:
+    handle, first = await make()
+    argv = ["python3", "-q", "-i", "-c", ""]
+    await first.start("repl", argv, terminal=(24, 80))
+    await heard(first, "repl", b">>> ")
+    await first.write("repl", b"n = 40; import subprocess; p = subprocess.Popen(['setsid', 'sleep', '1000'])\n")
+    await first.close()
+    second = await driver.attach(handle, epoch=2)
+    call = await second.start("repl", argv, terminal=(24, 80))
+    await second.write("repl", b"n + 2\n")
+    await heard(second, "repl", b"\n42\r\n")
+    await second.kill("repl")
+    assert (await call.result()).reason == "signal"
+    assert await second.killall() == []
+    await second.close()
+
+
+async def test_the_end_of_input_reaches_what_reads_a_terminal(sandbox: Sandbox) -> None:
+    await sandbox.start("cat", ["cat"], terminal=(24, 80))
+    await sandbox.write("cat", b"line\n")
+    await sandbox.close_stdin("cat")
+    assert await ended(sandbox, "cat") == b"line\r\nline\r\n"
+    with pytest.raises(OperationFailed, match="closed"):
+        await sandbox.write("cat", b"x")
+
+
+async def test_only_a_terminal_has_a_size(sandbox: Sandbox) -> None:
+    await sandbox.start("server", ARGV, stdin_open=True)
+    with pytest.raises(SandboxUsageError, match="no terminal"):
+        await sandbox.resize("server", 1, 1)
+
+
+async def test_what_was_begun_since_a_write_is_killed_and_nothing_older(sandbox: Sandbox) -> None:
+    await sandbox.start("sh", ["bash"], stdin_open=True)
+    await sandbox.write("sh", b"sleep 1001 & echo up; echo later\n", once="first")
+    await heard(sandbox, "sh", b"later\n")
+    await sandbox.write("sh", b"setsid sleep 1002 & (sleep 1003) & echo two; sleep 1004; echo $?\n", once="second")
+    await heard(sandbox, "sh", b"two\n", 9)
+    await sandbox.kill("sh", since="second")
+    assert (await heard(sandbox, "sh", b"137\n", 13)).endswith(b"137\n")
+    assert sorted(name.split()[1] for name in await sandbox.killall()) == ["bash", "sleep"]
+    await sandbox.start("new", ["bash"], stdin_open=True)
+    with pytest.raises(SandboxUsageError, match="never written"):
+        await sandbox.kill("new", since="nothing")
