@@ -298,7 +298,7 @@ async def test_no_kill_comes_between_the_start_of_a_call_and_its_tool(sandbox: S
 
 
 async def test_an_empty_command_and_a_nul_are_refused_before_anything_starts(sandbox: Sandbox) -> None:
-    for argv in ([], ["a\0b"]):
+    for argv in ([], [""], ["a\0b"]):
         with pytest.raises(SandboxUsageError):
             await sandbox.start("k", argv)
     assert await sandbox.lookup("k") is None
@@ -378,12 +378,11 @@ async def test_a_secret_too_short_to_be_masked_is_refused(sandbox: Sandbox) -> N
 
 
 BAD = {
-    "a folder": (["/work/folder"], 126, "Permission denied"),
-    "a file that is not executable": (["/work/plain"], 126, "Permission denied"),
-    "a script whose interpreter is missing": (["/work/script"], 127, "not found"),
-    "a script that says no interpreter": (["/work/bare"], 126, "Exec format error"),
+    "a folder": (["./folder"], 126, "Permission denied"),
+    "a file that is not executable": (["./plain"], 126, "Permission denied"),
+    "a script whose interpreter is missing": (["./script"], 127, "not found"),
+    "a script that says no interpreter": (["./bare"], 126, "Exec format error"),
     "a name that is too long": (["x" * 300], 126, "File name too long"),
-    "an empty name": ([""], 127, "not found"),
     "a word of 200,000 bytes": (["echo", "x" * 200_000], 126, "Argument list too long"),
 }
 
