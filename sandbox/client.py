@@ -221,8 +221,8 @@ def start_request(
     output_bytes: int,
     secrets: Mapping[str, str],
 ) -> dict[str, Any]:
-    if not argv or not all(isinstance(word, str) for word in argv) or any("\0" in word for word in argv):
-        raise SandboxUsageError("argv must be a list of one or more strings without NUL")
+    if not argv or not argv[0] or not all(isinstance(word, str) for word in argv) or any("\0" in word for word in argv):
+        raise SandboxUsageError("argv must be a list of one or more strings without NUL, the first of them not empty")
     for name, value in secrets.items():
         if len(value.strip()) < LEAST_SECRET:
             raise SandboxUsageError(

@@ -3,8 +3,9 @@
 It is a call with an open input that outlives whoever speaks with it. A command is sent as four fields, each ended by
 NUL: a mark for its beginning, the call's name, the command, and a mark for its end. The shell reads the last one only
 after the command, from a descriptor that the command does not have, so nothing that a command prints can be taken for
-its end. Both marks come from the sandbox's token, which no tool knows: whoever comes back to a call after a crash finds
-its output again. What jobs print between two calls is nobody's.
+its end; and it starts no process for that, which a deadline could hit. Both marks come from the sandbox's token, which
+no tool knows: whoever comes back to a call after a crash finds its output again. What jobs print between two calls is
+nobody's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ exec 8<&0 9>&1 </dev/null 2>&1
 while IFS= read -r -d '' -u 8 && printf '\0%s\0' "$REPLY" >&9 && IFS= read -r -d '' -u 8 TENUTO_CALL_KEY &&
   export TENUTO_CALL_KEY && IFS= read -r -d '' -u 8; do
   eval "$REPLY" 8<&- 9>&-
-  printf '\0%d %s\0' "$?" "$(IFS= read -r -d '' -u 8; printf %s "$REPLY")" >&9
+  TENUTO_STATUS=$?
+  IFS= read -r -d '' -u 8; printf '\0%d %s\0' "$TENUTO_STATUS" "$REPLY" >&9
 done
 """
 ARGV = ("bash", "--norc", "--noprofile", "-c", LOOP, "shell")

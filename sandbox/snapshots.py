@@ -23,12 +23,25 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .agent.content import WINDOW, filled_pages, run_head
+from .agent.content import SPARSE_FROM, WINDOW, filled_pages, run_head
 from .blobs import BlobStore
 from .changes import Tree, changes
 from .errors import BadPath, BlobCorrupt
 
-__all__ = ["Tree", "changes", "check_name", "encode", "files", "load", "pack", "parse", "place", "plan", "reachable"]
+__all__ = [
+    "Tree",
+    "changes",
+    "check_name",
+    "encode",
+    "files",
+    "form",
+    "load",
+    "pack",
+    "parse",
+    "place",
+    "plan",
+    "reachable",
+]
 __all__ += ["seed", "sparse"]
 
 SHAPES: Mapping[str, tuple[type, ...]] = {
@@ -127,6 +140,16 @@ def reachable(root: str, store: BlobStore) -> set[str]:
     return found
 
 
+def form(data: bytes) -> tuple[str, bytes]:
+    """The kind and the blob of a file with this content, as a scan would have them."""
+    if len(data) <= SPARSE_FROM:
+        return "f", data
+    filled = sum(
+        end - start for base in range(0, len(data), WINDOW) for start, end in filled_pages(data[base : base + WINDOW])
+    )
+    return ("s", sparse(data)) if 2 * filled <= len(data) else ("f", data)
+
+
 def sparse(data: bytes) -> bytes:
     """The blob of a file that is mostly zeros."""
     out = bytearray()
@@ -188,5 +211,5 @@ def place(tree: Tree, folders: list[str], entry: list[Any], path: str) -> None:
             raise BadPath(f"{path!r} goes through {name!r}, which is a file")
         tree = found[3]
     if any(each[0] == entry[0] for each in tree):
-        raise BadPath(f"{path!r} is both a file and a folder")
+        raise BadPath(f"{path!r} is there twice, or is both a file and a folder")
     tree.append(entry)

@@ -298,7 +298,7 @@ async def test_no_kill_comes_between_the_start_of_a_call_and_its_tool(sandbox: S
 
 
 async def test_an_empty_command_and_a_nul_are_refused_before_anything_starts(sandbox: Sandbox) -> None:
-    for argv in ([], ["a\0b"]):
+    for argv in ([], [""], ["a\0b"]):
         with pytest.raises(SandboxUsageError):
             await sandbox.start("k", argv)
     assert await sandbox.lookup("k") is None
@@ -374,4 +374,45 @@ async def test_a_secret_too_short_to_be_masked_is_refused(sandbox: Sandbox) -> N
     for value in ("abc", " a ", ""):
         with pytest.raises(SandboxUsageError, match="'TOKEN' is shorter than 4"):
             await run(sandbox, "true", key="k", secrets={"TOKEN": value})
+    assert await sandbox.lookup("k") is None
+
+
+BAD = {
+    "a folder": (["./folder"], 126, "Permission denied"),
+    "a file that is not executable": (["./plain"], 126, "Permission denied"),
+    "a script whose interpreter is missing": (["./script"], 127, "not found"),
+    "a script that says no interpreter": (["./bare"], 126, "Exec format error"),
+    "a name that is too long": (["x" * 300], 126, "File name too long"),
+    "a word of 200,000 bytes": (["echo", "x" * 200_000], 126, "Argument list too long"),
+}
+
+
+async def test_a_bad_command_says_why_and_its_key_is_used(sandbox: Sandbox) -> None:
+    made = "mkdir folder; touch plain; printf '#!/no/such\\n' > script; printf 'echo x\\n' > bare; chmod +x script bare"
+    await bash(sandbox, made)
+    for what, (argv, code, says) in BAD.items():
+        result = await run(sandbox, *argv, key=what)
+        assert (result.reason, result.code) == ("exit", code), what
+        assert says in result.output.decode(), what
+        assert await sandbox.lookup(what) == result
+        with pytest.raises(KeyConflict):
+            await run(sandbox, "true", key=what)
+    assert (await bash(sandbox, "echo alive")).output == b"alive\n"
+
+
+async def test_a_folder_to_start_in_that_is_none_says_so(sandbox: Sandbox) -> None:
+    await sandbox.put("file", b"")
+    for cwd, says in (("/work/file", b"such"), ("/work/none", b"no such directory"), ("/work/" + "d" * 300, b"such")):
+        result = await run(sandbox, "true", cwd=cwd)
+        assert result.code == 126, cwd
+        assert result.output.strip(), cwd
+        assert says in result.output or b"Not a directory" in result.output or b"too long" in result.output
+
+
+async def test_an_environment_that_is_too_large_is_told_or_refused_and_a_wrong_one_refused(sandbox: Sandbox) -> None:
+    result = await run(sandbox, "true", env={"X": "x" * 200_000})
+    assert (result.code, b"Argument list too long" in result.output) == (126, True)
+    for env, says in (({"X": "x" * 2_000_000}, "put it in a file"), ({"A=B": "1"}, "="), ({"A": "a\0b"}, "NUL")):
+        with pytest.raises(SandboxUsageError, match=says):
+            await run(sandbox, "true", key="k", env=env)
     assert await sandbox.lookup("k") is None

@@ -179,10 +179,11 @@ async def test_a_terminal_has_a_size_echoes_and_takes_control_characters(sandbox
     await sandbox.resize("t", 50, 132)
     await sandbox.write("t", size + b"; echo $((70 + 7))\n")
     assert b"\n132 50 " in await heard(sandbox, "t", b"\n77\r\n")
-    await sandbox.write("t", b"echo rea''dy; sleep 1000\n")
+    sleeper = b'python3 -c \'import time; print("rea" + "dy"); time.sleep(1000)\'\n'
+    await sandbox.write("t", sleeper)
     await heard(sandbox, "t", b"\nready\r\n")
     await sandbox.write("t", b"\x03")
-    await heard(sandbox, "t", b"^C\r\n$ ")
+    await heard(sandbox, "t", b"\nKeyboardInterrupt\r\n")
     await sandbox.write("t", b"echo code $?\n")
     await heard(sandbox, "t", b"\ncode 130\r\n")
     await sandbox.write("t", b"exit 3\n")

@@ -99,3 +99,42 @@ async def test_cancel_kills_the_whole_process_group(node: Node) -> None:
         await running
     assert await sandbox.killall() == []
     await sandbox.close()
+
+
+async def test_a_shell_stays_between_the_calls_of_a_session_and_says_where_it_is_new(node: Node) -> None:
+    session = await node.session(["shell"])
+    owner = await node.take(session)
+    await node.think(
+        owner, ("shell", {"command": "mkdir d; cd d; x=7"}), ("shell", {"command": "pwd; echo $x; exit 3"})
+    )
+    await node.run(owner)
+    first, second = await node.ledger(session)
+    assert (first["output"], first["result"]["note"]) == (b"", "in a new shell")
+    assert (second["output"], second["result"]["code"]) == (b"/work/d\n7\n", 3)
+    assert second["result"]["note"] == "the shell ended with it; the next call begins in a new one"
+    assert first["snapshot_after"] != first["snapshot_before"]
+
+
+async def test_what_a_tool_leaves_in_the_background_is_told_and_stays_only_where_that_was_asked(node: Node) -> None:
+    left = "sleep 1000 >/dev/null 2>&1 & echo up"
+    session = await node.session(["bash", command("bash", "-c", left)])
+    owner = await node.take(session)
+    await node.think(owner, ("bash", {"command": left}), ("do", {}))
+    await node.run(owner)
+    kept, ended = await node.ledger(session)
+    assert kept["result"]["note"] == "1 process in the background still running"
+    assert ended["result"]["note"] == "1 process in the background ended with the call"
+
+
+async def test_a_secret_is_masked_before_it_leaves_the_sandbox(node: Node) -> None:
+    show = command(
+        "bash", "-c", "echo $TOKEN; echo -n $TOKEN | base64; echo $LEVEL", env={"TOKEN": "hunter22-x", "LEVEL": "3"}
+    )
+    session = await node.session([show])
+    owner = await node.take(session)
+    await node.think(owner, ("do", {}))
+    await node.run(owner)
+    [row] = await node.ledger(session)
+    assert row["output"].splitlines()[0] == b"***"
+    assert b"aHVudGVyMjIteA" not in row["output"]
+    assert row["output"].splitlines()[-1] == b"3"
