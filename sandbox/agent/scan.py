@@ -142,15 +142,15 @@ class Scan:
         seen.sort()
         old = self.before.get(folder.path)
         folder.before = old.digest if old is not None else ""
-        if old is None or self.touched is None:
+        if old is None or old.identity != folder.identity or self.touched is None:
             self._list(fd, folder, seen, {})
             return self._folders_in(folder)
-        names = self.touched.get(old.number, {})
+        names = self.touched.get(old.number, set())
         if not names and old.settled and old.seen == seen and not self.verify and not self._may_change(seen):
             folder.seen, folder.files, folder.entries, folder.others = seen, old.files, old.entries, old.others
             folder.changed, folder.digest, folder.settled, folder.calm = False, old.digest, True, old.calm
         else:
-            known = {name: old.files[name] for name in old.files.keys() - names.keys()}
+            known = {name: old.files[name] for name in old.files.keys() - names}
             if self.verify and self.sure(old):
                 there = {entry[0]: entry for entry in old.entries if entry[0] not in names}
                 known.update({each[0]: (each, there[each[0]]) for each in seen if each[0] in there})

@@ -129,8 +129,9 @@ class Mischief:
             self.windows.append((os.fstat(f.fileno()).st_ino, mmap.mmap(f.fileno(), 0)))
 
     def do_write_mapped(self) -> None:
-        _, window = self.random.choice(self.windows or [(0, mmap.mmap(-1, 1))])
-        window[0:1] = self.random.randbytes(1)
+        whole = [window for _, window in self.windows if window.size()]  # the others have no page to write to
+        if whole:
+            self.random.choice(whole)[0:1] = self.random.randbytes(1)
 
     def do_unmap(self) -> None:
         if self.windows:
@@ -170,6 +171,33 @@ class Mischief:
 
     def do_link(self) -> None:
         os.link(self.file(), self.any())
+
+    def do_write_by_a_passing_name(self) -> None:
+        """Another name of a file comes, is written to, and goes: by itself or under what is moved there."""
+        other = self.any()
+        os.link(self.file(), other)
+        self.change(other)
+        if self.random.random() < 0.5:
+            other.unlink()
+        else:
+            self.file().rename(other)
+
+    def do_write_by_a_name_in_a_new_folder(self) -> None:
+        """Of which nobody is told; it may be gone too."""
+        folder = self.any()
+        folder.mkdir()
+        other = folder / "x"
+        os.link(self.file(), other)
+        self.change(other)
+        other.unlink()
+        if self.random.random() < 0.5:
+            folder.rmdir()
+
+    def change(self, path: Path) -> None:
+        if self.random.random() < 0.5:
+            change_in_place(path, self.random.randbytes(1))
+        else:
+            path.write_bytes(self.content())
 
     def do_symlink(self) -> None:
         os.symlink(self.random.choice(NAMES), self.any())
