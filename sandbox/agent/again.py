@@ -41,7 +41,8 @@ class Again(Scan):
         while todo:
             parent, name, old, attributes = todo.pop()
             folder = copy.copy(old)
-            folder.parent, folder.folders, folder.before, folder.changed = parent, {}, old.digest, False
+            folder.parent, folder.folders, folder.before = parent, {}, old.digest
+            folder.changed, folder.text = False, b""
             if parent is not None:
                 parent.folders[name] = folder
             order.append(folder)

@@ -48,9 +48,10 @@ class Folder:
         self.folders: dict[str, Folder] = {}
         self.changed = True
         self.digest = self.before = ""
+        self.text = b""  # the blob, where this look had to make it
 
     def blob(self) -> bytes:
-        return json.dumps(self.entries, separators=(",", ":")).encode()
+        return self.text or json.dumps(self.entries, separators=(",", ":")).encode()
 
 
 class Scan:
@@ -249,7 +250,8 @@ class Scan:
                 folder.changed = folder.changed or entry[3:] != found
                 entry[3:] = found
         if folder.changed:
-            folder.digest = hashlib.sha256(folder.blob()).hexdigest()
+            folder.text = folder.blob()
+            folder.digest = hashlib.sha256(folder.text).hexdigest()
 
 
 def as_seen(name: str, st: os.stat_result) -> Seen:
