@@ -1,4 +1,7 @@
-"""Looking at the workspace again: only at what the watch says was touched, or could not have seen."""
+"""Looking at the workspace again: only at what the watch says was touched, or could not have seen.
+
+The folders must be those of the last look: where one came, went or moved, all are looked at.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from contextlib import suppress
 from operator import itemgetter
 
 from .errors import Refused
-from .scan import NOTHING, OPEN_FOLDER, Entry, Folder, Scan, as_seen
-from .watch import PLACED, Names, Watch
+from .scan import NOTHING, OPEN_FOLDER, Folder, Scan, as_seen
+from .watch import Names, Watch
 from .workspace import Workspace
 
 
@@ -34,26 +37,22 @@ class Again(Scan):
     def _walk(self) -> list[Folder]:
         """In the order of a whole scan: of a file's names, the first there is the one that holds its content."""
         order: list[Folder] = []
-        todo: list[tuple[Folder | None, Entry, Folder | None, bool]] = [(None, ["", "d"], self.before[""], False)]
+        todo: list[tuple[Folder | None, str, Folder, bool]] = [(None, "", self.before[""], False)]
         while todo:
-            parent, entry, old, attributes = todo.pop()
-            if old is None:
-                assert parent is not None
-                order += self._anew(parent, entry[0], entry[2])
-                continue
+            parent, name, old, attributes = todo.pop()
             folder = copy.copy(old)
-            folder.parent, folder.folders, folder.before, folder.changed = parent, {}, old.digest, False
+            folder.parent, folder.folders, folder.before = parent, {}, old.digest
+            folder.changed, folder.text = False, b""
             if parent is not None:
-                parent.folders[entry[0]] = folder
+                parent.folders[name] = folder
             order.append(folder)
             names = self._renew(folder, old, attributes)
-            for each in reversed(folder.entries):
-                if each[1] == "d":
-                    event = names.get(each[0], 0)
-                    if event and each[2] & 0o700 != 0o700:
+            for entry in reversed(folder.entries):
+                if entry[1] == "d":
+                    touched = entry[0] in names
+                    if entry[0] not in old.folders or (touched and entry[2] & 0o700 != 0o700):
                         raise Doubt
-                    below = None if event & PLACED else old.folders.get(each[0])
-                    todo.append((folder, each, below, bool(event)))
+                    todo.append((folder, entry[0], old.folders[entry[0]], touched))
         if not self.linked.issuperset(self.first):
             raise Doubt  # the other name may be anywhere
         return order
@@ -62,7 +61,7 @@ class Again(Scan):
         """Makes the copy of a folder what the folder is now; returns the names in it that were touched."""
         if self.touched is None or old.number not in self.watch.alive:
             raise Doubt
-        names, sure = self.touched.get(old.number, {}), self.sure(old)
+        names, sure = self.touched.get(old.number, set()), self.sure(old)
         if sure and not names and not attributes:
             return names
         fd = self._open(old)
@@ -91,19 +90,6 @@ class Again(Scan):
             raise Doubt
         return fd
 
-    def _anew(self, parent: Folder, name: str, mode: int) -> list[Folder]:
-        """A folder that was not here before, though it may have been elsewhere: all in it is read."""
-        path, fd = parent.path + name, self._open(parent)
-        try:
-            inner = self._enter(fd, path, name, mode)
-        finally:
-            os.close(fd)
-        folder = parent.folders[name] = Folder(parent, path + "/", self._xattrs(inner, mode | 0o700, path))
-        touched, self.touched = self.touched, None
-        found = self._below(inner, folder)
-        self.touched = touched
-        return found
-
     def _patch(self, fd: int, folder: Folder, old: Folder, names: Names) -> None:
         found = []
         for name in sorted(names):
@@ -113,7 +99,7 @@ class Again(Scan):
         folder.seen = sorted([each for each in old.seen if each[0] not in names] + found)
         kept = [entry for entry in old.entries if entry[0] not in names]
         folder.entries = sorted(kept + folder.entries, key=itemgetter(0))
-        folder.files.update({name: old.files[name] for name in old.files.keys() - names.keys()})
+        folder.files.update({name: old.files[name] for name in old.files.keys() - names})
         gone = {folder.path + name for name in names}
         folder.others = sorted([path for path in old.others if path not in gone] + folder.others)
         folder.settled = folder.settled and old.settled
@@ -135,8 +121,10 @@ class Memory:
         watched = self.watch.fd >= 0
         touched = self.watch.touched() if watched else NOTHING
         held = None if mapped is None or held is None else mapped | held
-        doubtful = None if not watched or held is None or self.held is None else held | self.held
+        doubtful = None if not watched or self.watch.unsure or held is None or self.held is None else held | self.held
         before, self.folders = self.folders, {}  # where this look fails, the next trusts nothing
+        if mapped is not None and touched:
+            mapped = mapped | self._by_another_name(before, touched)
         scan: Scan | None = None
         if before and touched is not None and doubtful is not None and not verify:
             with suppress(Doubt, OSError, Refused):
@@ -149,3 +137,10 @@ class Memory:
         self.linked = set(scan.first)
         self.held = None if scan.left_out or self.workspace.unlocked else held
         return scan
+
+    def _by_another_name(self, before: dict[str, Folder], touched: Mapping[int, Names]) -> set[int]:
+        """Inodes with more names than the one that was touched."""
+        if not self.linked:
+            return set()
+        changed = [(folder, touched[folder.number]) for folder in before.values() if folder.number in touched]
+        return {each[2] for folder, names in changed for each in folder.seen if each[6] > 1 and each[0] in names}

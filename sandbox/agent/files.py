@@ -54,6 +54,8 @@ class FileOperations(ABC):
 
     def freeze(self, find: Callable[[], set[int]]) -> list[int]:
         """Stops all tools and waits until they stand; those that already stood are not ours to wake."""
+        if not find():
+            return []
         before = processes()
         asleep = {pid for pid, (_, state) in before.items() if state in "Tt"}
         stopped = stop(find)
@@ -171,6 +173,8 @@ class FileOperations(ABC):
         self.folders = {folder.digest: folder for folder in scan.folders}
         others = [path for folder in scan.folders for path in folder.others]
         found, blobs = blobs_of(folder for folder in scan.folders if folder.digest != folder.before)
+        for folder in scan.folders:
+            folder.text = b""
         reply = {"root": scan.root, "folders": found, "others": others}
         return {**reply, "left_out": scan.left_out, "stale": scan.stale}, blobs
 

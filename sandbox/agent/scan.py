@@ -48,9 +48,10 @@ class Folder:
         self.folders: dict[str, Folder] = {}
         self.changed = True
         self.digest = self.before = ""
+        self.text = b""  # the blob, where this look had to make it
 
     def blob(self) -> bytes:
-        return json.dumps(self.entries, separators=(",", ":")).encode()
+        return self.text or json.dumps(self.entries, separators=(",", ":")).encode()
 
 
 class Scan:
@@ -142,15 +143,15 @@ class Scan:
         seen.sort()
         old = self.before.get(folder.path)
         folder.before = old.digest if old is not None else ""
-        if old is None or self.touched is None:
+        if old is None or old.identity != folder.identity or self.touched is None:
             self._list(fd, folder, seen, {})
             return self._folders_in(folder)
-        names = self.touched.get(old.number, {})
+        names = self.touched.get(old.number, set())
         if not names and old.settled and old.seen == seen and not self.verify and not self._may_change(seen):
             folder.seen, folder.files, folder.entries, folder.others = seen, old.files, old.entries, old.others
             folder.changed, folder.digest, folder.settled, folder.calm = False, old.digest, True, old.calm
         else:
-            known = {name: old.files[name] for name in old.files.keys() - names.keys()}
+            known = {name: old.files[name] for name in old.files.keys() - names}
             if self.verify and self.sure(old):
                 there = {entry[0]: entry for entry in old.entries if entry[0] not in names}
                 known.update({each[0]: (each, there[each[0]]) for each in seen if each[0] in there})
@@ -249,7 +250,8 @@ class Scan:
                 folder.changed = folder.changed or entry[3:] != found
                 entry[3:] = found
         if folder.changed:
-            folder.digest = hashlib.sha256(folder.blob()).hexdigest()
+            folder.text = folder.blob()
+            folder.digest = hashlib.sha256(folder.text).hexdigest()
 
 
 def as_seen(name: str, st: os.stat_result) -> Seen:

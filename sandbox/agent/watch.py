@@ -1,7 +1,9 @@
 """Which names in which folders were touched, as the kernel tells it: nothing is looked at to know.
 
-Events wait in the kernel until somebody asks, so tools pay for their making alone. Each comes from the folder that a
-file was opened or named through; `processes.held` and hard links are how one can be changed past its own.
+Events wait in the kernel until somebody asks, so tools pay for their making alone. Each says the name that a file was
+opened by. A file may be changed by another: one that came and went, one in a folder that nobody watches yet (both are
+`unsure`: its ctime tells), one that it has had before (`Memory` looks for that), or one that only a process still
+knows (`processes.held`).
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import os
 import struct
 import time
 
-MODIFY, ATTRIB, CLOSE_WRITE, PLACED = 0x2, 0x4, 0x8, 0x40 | 0x80 | 0x100 | 0x200  # moved from, to; created; deleted
-OVERFLOW, IGNORED, ONLYDIR = 0x4000, 0x8000, 0x01000000
+MODIFY, ATTRIB, CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
+OVERFLOW, IGNORED, ONLYDIR, ISDIR = 0x4000, 0x8000, 0x01000000, 0x40000000
+PLACED = MOVED_FROM | MOVED_TO | CREATE | DELETE
 EVENT = struct.Struct("iIII")
 MOST = 8192  # folders: the kernel's limit is shared by all sandboxes of a user
 AGAIN_S = 60.0
 LIBC = ctypes.CDLL(None, use_errno=True)
-Names = dict[str, int]  # what was touched in a folder, and how: bits of all its events
+Names = set[str]
 
 
 class Watch:
@@ -26,6 +29,7 @@ class Watch:
     def __init__(self) -> None:
         self.fd = -1
         self.alive: set[int] = set()
+        self.unsure = False  # a name that no folder has now may have changed any file, or folders have moved
         self.again_at = 0.0
 
     def start(self) -> None:
@@ -54,6 +58,8 @@ class Watch:
     def touched(self) -> dict[int, Names] | None:
         """By folder, since the last time; None where it is not known."""
         found: dict[int, Names] = {}
+        arrived: set[tuple[int, str]] = set()
+        self.unsure = False
         while self.fd >= 0:
             try:
                 data = os.read(self.fd, 1 << 16)
@@ -66,11 +72,19 @@ class Watch:
                 if mask & OVERFLOW:
                     self.stop()
                     self.again_at = 0.0
-                    return None
-                if mask & IGNORED:
+                elif mask & IGNORED:
                     self.alive.discard(number)
                 elif length:  # else it is of the folder itself, and the one above says it too
                     name = os.fsdecode(data[at - length : at].rstrip(b"\0"))
-                    names = found.setdefault(number, {})
-                    names[name] = names.get(name, 0) | mask
+                    found.setdefault(number, set()).add(name)
+                    if mask & PLACED:
+                        self._place(mask, (number, name), arrived)
         return None
+
+    def _place(self, mask: int, place: tuple[int, str], arrived: set[tuple[int, str]]) -> None:
+        if mask & ISDIR or (mask & (DELETE | MOVED_TO) and place in arrived):
+            self.unsure = True
+        if mask & (CREATE | MOVED_TO):
+            arrived.add(place)
+        else:
+            arrived.discard(place)
