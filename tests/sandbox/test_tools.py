@@ -59,5 +59,5 @@ def test_a_schema_is_closed_and_says_how_long_a_string_may_be() -> None:
 
 
 def test_it_is_said_which_tools_write_the_workspace() -> None:
-    assert {name for name, tool in TOOLS.items() if tool.writes} == {"python", "bash", "write_file"}
+    assert {name for name, tool in TOOLS.items() if tool.writes} == {"python", "bash", "shell", "write_file"}
     assert {name for name, tool in TOOLS.items() if tool.effect == "pure"} == {"read_file"}
