@@ -137,6 +137,7 @@ class BubblewrapDriver:
         return await confirmed(self, handle, self.records.folder(spec.sandbox_id) / "agent.log")
 
     def _create(self, spec: SandboxSpec) -> Handle:
+        host.must_fit(spec.limits)
         refuse_image(spec, self.name)
         folder = self.records.make(spec.sandbox_id)
         facts: dict[str, object] = {"sandbox_id": spec.sandbox_id, "driver": self.name}

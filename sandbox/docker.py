@@ -126,6 +126,7 @@ class DockerDriver:
         return await confirmed(self, handle, self.records.folder(spec.sandbox_id) / "agent.log")
 
     def _create(self, spec: SandboxSpec) -> Handle:
+        host.must_fit(spec.limits)
         runnable = self.own if spec.image is None else self.users.runnable(spec.image)
         folder = self.records.make(spec.sandbox_id)
         try:

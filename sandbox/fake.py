@@ -43,6 +43,7 @@ class FakeDriver:
         return await confirmed(self, handle, self.records.folder(spec.sandbox_id) / "agent.log")
 
     def _create(self, spec: SandboxSpec) -> Handle:
+        host.must_fit(spec.limits)
         refuse_image(spec, self.name)
         folder = self.records.make(spec.sandbox_id)
         try:

@@ -14,11 +14,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import CreateFailed, SandboxFailure
-from .spec import SANDBOX_ID, Handle
+from .errors import BadSpec, CreateFailed, SandboxFailure
+from .spec import SANDBOX_ID, Handle, Limits
 
 FIRST_UID, UIDS = 200_000, 50_000
 UID_LOCKS = Path("/run/tenuto-uids")
+
+
+def must_fit(limits: Limits) -> None:
+    """Raises BadSpec where this machine does not have the memory that one such sandbox may use."""
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if limits.footprint_bytes > have:
+        raise BadSpec(
+            f"a sandbox with these limits may use {limits.footprint_bytes >> 20} MiB (its files are in memory too), and"
+            f" this machine has {have >> 20}: lower memory_bytes, workspace_bytes or tmp_bytes"
+        )
 
 
 def boot_id() -> str:

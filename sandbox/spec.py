@@ -37,6 +37,17 @@ def canonical(name: str) -> str:
     return name if "@" in name or ":" in name.rsplit("/", 1)[-1] else f"{name}:latest"
 
 
+_RANGES: dict[str, tuple[type, float, float]] = {
+    "memory_bytes": (int, 32 << 20, 1 << 50),
+    "pids": (int, 8, 1 << 22),
+    "cpu": (float, 0.01, 1024),
+    "workspace_bytes": (int, 1 << 20, 1 << 50),
+    "tmp_bytes": (int, 1 << 20, 1 << 50),
+    "output_bytes": (int, 1, 16 << 20),
+    "call_timeout_s": (float, 0.001, 31_536_000),
+}
+
+
 @dataclass(frozen=True)
 class Limits:
     """What one sandbox may use. Where a backend cannot enforce a limit, `Driver.describe` says so.
@@ -54,14 +65,12 @@ class Limits:
     call_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        low = {"memory_bytes": 32 << 20, "pids": 8, "workspace_bytes": 1 << 20, "tmp_bytes": 1 << 20}
-        for name, least in low.items():
-            if getattr(self, name) < least:
-                raise BadSpec(f"{name} is {getattr(self, name)}; a sandbox needs at least {least}")
-        if self.cpu <= 0 or self.call_timeout_s <= 0:
-            raise BadSpec("cpu and call_timeout_s must be above zero")
-        if not 0 < self.output_bytes <= 16 << 20:
-            raise BadSpec(f"output_bytes is {self.output_bytes}; it must be above zero and at most {16 << 20}")
+        for name, (kind, least, most) in _RANGES.items():
+            value: Any = getattr(self, name)
+            if type(value) not in (int, kind):
+                raise BadSpec(f"{name} is {value!r}, which is no {'whole ' if kind is int else ''}number")
+            if not least <= value <= most:  # NaN is in no range
+                raise BadSpec(f"{name} is {value}; a sandbox takes from {least} to {most}")
 
     @property
     def footprint_bytes(self) -> int:

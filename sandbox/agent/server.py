@@ -219,7 +219,8 @@ class Agent(Talks):
         """Like freezing, but for everybody, until somebody resumes."""
         if self.paused_at is None:
             self.paused_at = time.monotonic()
-        stopped = self.freeze(self.everything)
+        known = set(self.paused)
+        stopped = [pid for pid in self.freeze(self.everything) if pid not in known]
         self.paused += stopped
         return {"stopped": len(stopped)}, b""
 

@@ -164,6 +164,13 @@ async def test_attaching_to_a_sandbox_that_died_says_that_it_is_lost(driver: Dri
         await driver.attach(handle)
 
 
+async def test_limits_beyond_what_the_machine_has_are_refused_and_leave_nothing(driver: Driver) -> None:
+    limits = Limits(memory_bytes=1 << 45)
+    with pytest.raises(BadSpec, match="this machine has"):
+        await driver.create(SandboxSpec("huge", "session", "tenant", 1, limits))
+    assert await driver.found() == []
+
+
 async def test_a_second_sandbox_of_the_same_id_is_refused_and_the_first_lives(driver: Driver) -> None:
     spec = SandboxSpec("twice", "session", "tenant", 1, LIMITS)
     handle = await driver.create(spec)

@@ -10,9 +10,11 @@ from sandbox import BadSpec, Limits, Result, SandboxSpec, Volume
 @pytest.mark.parametrize(
     "wrong",
     [{"memory_bytes": 1}, {"pids": 0}, {"cpu": 0}, {"workspace_bytes": 0}, {"tmp_bytes": -1}, {"output_bytes": 0},
-     {"output_bytes": 1 << 30}, {"call_timeout_s": 0}],
+     {"output_bytes": 1 << 30}, {"call_timeout_s": 0}, {"cpu": float("nan")}, {"cpu": float("inf")},
+     {"call_timeout_s": float("inf")}, {"pids": 10**9}, {"memory_bytes": 1 << 60}, {"workspace_bytes": 1.5},
+     {"pids": True}, {"tmp_bytes": "1G"}],
 )  # fmt: skip
-def test_a_limit_that_cannot_be_is_refused_by_name(wrong: dict[str, int]) -> None:
+def test_a_limit_that_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(BadSpec, match=next(iter(wrong))):
         Limits(**wrong)  # type: ignore[arg-type]
 
