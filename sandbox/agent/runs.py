@@ -215,7 +215,6 @@ class Runs(FileOperations):
         call.subscribers = []
         self.heard(call)
         self.trim()
-        self.spare_at = 0.0
 
     def trim(self) -> None:
         """Old calls lose their output, never their result: a key is remembered as long as the sandbox lives."""
