@@ -5,7 +5,6 @@ The folders must be those of the last look: where one came, went or moved, all a
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -40,14 +39,12 @@ class Again(Scan):
         todo: list[tuple[Folder | None, str, Folder, bool]] = [(None, "", self.before[""], False)]
         while todo:
             parent, name, old, attributes = todo.pop()
-            folder = copy.copy(old)
-            folder.parent, folder.folders, folder.before = parent, {}, old.digest
-            folder.changed, folder.text = False, b""
+            folder = old.again(parent)
             if parent is not None:
                 parent.folders[name] = folder
             order.append(folder)
             names = self._renew(folder, old, attributes)
-            for entry in reversed(folder.entries):
+            for entry in reversed(folder.entries) if old.folders or folder.changed else ():
                 if entry[1] == "d":
                     touched = entry[0] in names
                     if entry[0] not in old.folders or (touched and entry[2] & 0o700 != 0o700):

@@ -58,13 +58,17 @@ class FileOperations(ABC):
             return []
         before = processes()
         asleep = {pid for pid, (_, state) in before.items() if state in "Tt"}
-        stopped = stop(find)
-        deadline = time.monotonic() + 2
+        stopped: set[int] = set()
+        stand, deadline = False, time.monotonic() + 2
         while time.monotonic() < deadline:
+            new = stop(find) - stopped
+            if stand and not new:
+                break  # a fork that was under way when its process was told to stop has been found too
+            stopped |= new
             table = processes()
-            if all(table[pid][1] in "TtZX" for pid in stopped if pid in table):
-                break
-            time.sleep(0.001)
+            stand = all(table[pid][1] in "TtZX" for pid in stopped if pid in table)
+            if not stand:
+                time.sleep(0.001)
         return sorted(stopped - asleep)
 
     def op_put(self, connection: Connection, header: Json, body: bytes) -> Reply:

@@ -50,6 +50,13 @@ class Folder:
         self.digest = self.before = ""
         self.text = b""  # the blob, where this look had to make it
 
+    def again(self, parent: Folder | None) -> Folder:
+        """The same folder at the next look, as long as nothing else is seen."""
+        same = Folder.__new__(Folder)
+        same.__dict__.update(self.__dict__)
+        same.parent, same.folders, same.before, same.changed, same.text = parent, {}, self.digest, False, b""
+        return same
+
     def blob(self) -> bytes:
         return self.text or json.dumps(self.entries, separators=(",", ":")).encode()
 
@@ -243,7 +250,7 @@ class Scan:
 
     @staticmethod
     def _name(folder: Folder) -> None:
-        for entry in folder.entries:
+        for entry in folder.entries if folder.folders else ():
             if entry[1] == "d":
                 below = folder.folders[entry[0]]
                 found = [below.digest, below.xattrs] if below.xattrs else [below.digest]

@@ -467,7 +467,9 @@ os.rename("b/y", "b/w"); os.truncate("b/z", 3); os.mkdir("c"); os.rename("c", "d
 LATER = """
 import os, time
 f = open("a/x", "r+b", buffering=0); os.link("a/x", "b/r"); os.unlink("a/x")
-if os.fork(): os._exit(0)
+if os.fork():
+    while not os.path.exists("ready"): time.sleep(0.001)
+    os._exit(0)
 open("ready", "w").close()
 while not os.path.exists("go"): time.sleep(0.001)
 f.write(b"later")
