@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from .driver import Sandbox
+from .errors import OperationFailed
 from .spec import Reason, Result
 
 RING_BYTES = 4 << 20
@@ -57,12 +58,11 @@ class Shell:
         Raises SandboxLost, SandboxBusy.
         """
         begun = time.monotonic()
-        key, fresh = await self._find(call)
-        offset = 0
-        if not await self.sandbox.wrote(key, call):
-            offset = (await self.sandbox.read(key, None)).end
-            fields = (self._mark(call, "begin"), call, command, self._mark(call, "end"))
-            await self.sandbox.write(key, "".join(f"{field}\0" for field in fields).encode(), once=call)
+        try:
+            key, fresh, offset = await self._send(call, command)
+        except OperationFailed:
+            await self._bury(call)
+            key, fresh, offset = await self._send(call, command)
         heard = _Heard(self._mark(call, "begin"), self._mark(call, "end"), output_bytes, offset)
         timed_out = not await self._listen(key, heard, timeout_s)
         if timed_out:
@@ -75,6 +75,25 @@ class Shell:
             "timeout" if timed_out else reason, code, total, 0, heard.left_out > 0, time.monotonic() - begun, output
         )
         return Ran(result, fresh, over is not None)
+
+    async def _send(self, call: str, command: str) -> tuple[str, bool, int]:
+        """The key of the shell that has the command now, whether it is fresh, and where to read from."""
+        key, fresh = await self._find(call)
+        offset = 0
+        if not await self.sandbox.wrote(key, call):
+            offset = (await self.sandbox.read(key, None)).end
+            fields = (self._mark(call, "begin"), call, command, self._mark(call, "end"))
+            await self.sandbox.write(key, "".join(f"{field}\0" for field in fields).encode(), once=call)
+        return key, fresh, offset
+
+    async def _bury(self, call: str) -> None:
+        """Waits for the end of a shell that takes no more commands: a restore has killed it, or it has closed its input
+        itself, and then it is killed now."""
+        key, _ = await self._find(call, start=False)
+        heard = _Heard(self._mark(call, "begin"), self._mark(call, "end"), 0, 0)
+        if key and not await self._listen(key, heard, GRACE_S):
+            await self.sandbox.kill(key)
+            await self._listen(key, heard, GRACE_S)
 
     async def stop(self, call: str) -> None:
         """Ends a command that runs, as at a deadline."""

@@ -483,9 +483,10 @@ async def test_a_sandbox_is_looked_at_as_well_with_a_watch(make: Make, store: Bl
         await sandbox.put(path, path.encode() * 2000)
     seen = [await sandbox.snapshot(store)]
     for code in (TRICKS, LATER, "open('go', 'w')", ""):
-        await python(sandbox, code)
+        assert (await python(sandbox, code, keep_background=True)).ok
         if "'go'" in code:
-            await python(sandbox, "import os, time\nwhile not os.path.exists('done'): time.sleep(0.001)")
+            wait = "import os, time\nwhile not os.path.exists('done'): time.sleep(0.001)"
+            assert (await python(sandbox, wait)).ok
         seen.append(await sandbox.snapshot(store))
         verified = await sandbox.snapshot(store, verify=True)
         assert (str(verified), verified.stale) == (str(seen[-1]), ())
