@@ -101,6 +101,7 @@ class Pool:
         self._closing = False
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._refill_forever()) for _ in range(REFILLERS)]
@@ -121,7 +122,7 @@ class Pool:
         left = [spare for shelf in self._shelves.values() for spare in shelf.ready]
         for shelf in self._shelves.values():
             shelf.ready.clear()
-        await asyncio.gather(*(self._discard(*spare) for spare in left))
+        await asyncio.gather(*(self._discard(*spare) for spare in left), *self._leaving)
 
     async def claim(self, spec: SandboxSpec) -> tuple[Handle, Sandbox, bool]:
         """A sandbox for `spec`: its handle, a connection to it, and whether it was ready. Raises CreateFailed."""
@@ -143,7 +144,10 @@ class Pool:
             taken = await _taken(handle, sandbox, spec)
             if taken is not None:
                 return taken
-            await self._discard(handle, sandbox)
+            # Not while somebody waits: an engine that hangs takes its time over it.
+            leaving = asyncio.create_task(self._discard(handle, sandbox))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
         self._changed.set()
         return None
 
