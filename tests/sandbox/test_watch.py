@@ -472,8 +472,13 @@ if os.fork():
     os._exit(0)
 open("ready", "w").close()
 while not os.path.exists("go"): time.sleep(0.001)
-f.write(b"later")
-f.close(); open("done", "w").close(); os._exit(0)
+f.write(b"later"); f.close()
+open("done", "w").close(); os._exit(0)
+"""
+GO = """
+import os, time
+open("go", "w").close()
+while not os.path.exists("done"): time.sleep(0.001)
 """
 
 
@@ -482,11 +487,9 @@ async def test_a_sandbox_is_looked_at_as_well_with_a_watch(make: Make, store: Bl
     for path in ("a/x", "a/y", "b/y", "b/z"):
         await sandbox.put(path, path.encode() * 2000)
     seen = [await sandbox.snapshot(store)]
-    for code in (TRICKS, LATER, "open('go', 'w')", ""):
-        assert (await python(sandbox, code, keep_background=True)).ok
-        if "'go'" in code:
-            wait = "import os, time\nwhile not os.path.exists('done'): time.sleep(0.001)"
-            assert (await python(sandbox, wait)).ok
+    for code in (TRICKS, LATER, GO, ""):
+        result = await python(sandbox, code, keep_background=True)
+        assert (result.code, result.background) == (0, int(code == LATER))
         seen.append(await sandbox.snapshot(store))
         verified = await sandbox.snapshot(store, verify=True)
         assert (str(verified), verified.stale) == (str(seen[-1]), ())
