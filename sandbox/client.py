@@ -35,6 +35,7 @@ ERRORS: dict[str, type[SandboxError]] = {
     "os": OperationFailed,
     "request": SandboxUsageError,
 }
+SPEAKS = 2  # the agent's protocol; see `sandbox.earlier`
 NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -62,6 +63,7 @@ class Channel:
     def __init__(self, handle: Handle, epoch: int) -> None:
         self.handle = handle
         self.epoch = epoch
+        self.speaks = SPEAKS
         self.link: Link | None = None
         self.lock = asyncio.Lock()
         self.closed = False

@@ -6,11 +6,11 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from . import workspace
+from . import earlier, workspace
 from .blobs import BlobStore
-from .client import NO_ENVIRONMENT, Call, Channel, said, start_request
+from .client import NO_ENVIRONMENT, SPEAKS, Call, Channel, said, start_request
 from .egress import Egress
-from .errors import SandboxUsageError
+from .errors import SandboxLost, SandboxUsageError
 from .gate import Denied, Gate
 from .spec import Description, Entry, Handle, Restored, Result, Running, Said, SandboxSpec, Snapshot
 
@@ -39,7 +39,8 @@ class Sandbox:
     async def open(self) -> Sandbox:
         """Connects and fences. Raises SandboxLost or StaleEpoch."""
         try:
-            await self._channel.request("ping")
+            header, _ = await self._channel.request("ping")
+            self._channel.speaks = int(header.get("speaks", 1))
         except BaseException:
             await self.close()
             raise
@@ -101,6 +102,8 @@ class Sandbox:
             secrets,
         )
         request |= {"stdin_open": stdin_open, "terminal": terminal, "keep_background": keep_background}
+        if self.is_earlier:
+            request = earlier.request_of_first(request)
         call = Call(self._channel, key, request, stdin)
         await call.begun()
         return call
@@ -150,6 +153,11 @@ class Sandbox:
         """
         await self._channel.request("kill", key=key, since=since)
 
+    @property
+    def is_earlier(self) -> bool:
+        """Whether its agent is of an earlier release: then only what began in it can be brought to an end."""
+        return self._channel.speaks < SPEAKS
+
     async def pause(self) -> int:
         """Stops every process of the tools, whoever is connected, until `resume`; returns how many. Repeated: 0.
 
@@ -192,10 +200,14 @@ class Sandbox:
         Files whose inode, size and times are as they were are not read again; with `verify` all are, and the snapshot
         names those that had changed all the same.
         """
+        if self.is_earlier:
+            return await earlier.snapshot(self._channel, store)
         return await workspace.snapshot(self._channel, store, verify)
 
     async def restore(self, root: str, store: BlobStore) -> Restored:
         """Makes /work equal to `root` and nothing else; returns "pid name" of the processes this killed."""
+        if self.is_earlier:
+            raise SandboxLost("its agent is of an earlier release and cannot restore this workspace")
         return await workspace.restore(self._channel, root, store)
 
     async def open_gate(self, egress: Egress, denied: Denied) -> Gate:

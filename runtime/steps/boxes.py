@@ -27,9 +27,14 @@ async def open_box(
         handle = Handle.from_json(row["handle"])
         try:
             sandbox = await s.driver.attach(handle, epoch=owner.epoch)
-            if row["node_id"] != s.node_id:
-                await sandboxes.move(s.db, row["sandbox_id"], s.node_id)
-            return row["sandbox_id"], sandbox
+            if not sandbox.is_earlier or await sandboxes.has_pending(s.db, owner.session_id, row["sandbox_id"]):
+                if row["node_id"] != s.node_id:
+                    await sandboxes.move(s.db, row["sandbox_id"], s.node_id)
+                return row["sandbox_id"], sandbox
+            await sandbox.close()
+            await s.driver.release(handle)
+            about = {"sandbox_id": row["sandbox_id"], "reason": "its agent was of an earlier release"}
+            await _tell(s, owner, attempt, "sandbox.released", about)
         except SandboxLost as lost:
             await _tell(s, owner, attempt, "sandbox.lost", {"sandbox_id": row["sandbox_id"], "reason": str(lost)})
             await s.driver.release(handle)

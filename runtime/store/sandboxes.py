@@ -78,6 +78,16 @@ async def idle(db: Database, node_id: str, idle_s: float) -> list[dict[str, Any]
     return [{**row, "handle": dict(row["handle"])} for row in rows]
 
 
+async def has_pending(db: Database, session_id: str, sandbox_id: str) -> bool:
+    """Whether a call began in a sandbox whose end the record does not have."""
+    row = await db.fetchrow(
+        "SELECT FROM tool_calls WHERE session_id = $1 AND sandbox_id = $2 AND status = 'pending' LIMIT 1",
+        session_id,
+        sandbox_id,
+    )
+    return row is not None
+
+
 async def keep(db: Database, sandbox_id: str, handle: Mapping[str, Any]) -> None:
     await db.execute(
         "UPDATE sandboxes SET state = 'live', handle = $2 WHERE sandbox_id = $1 AND state = 'creating'",

@@ -23,6 +23,7 @@ from .talks import Talks
 from .wire import Broken, Connection
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 4, 38, 22, 36
+SPEAKS = 2  # of this protocol, as its answers to a ping say; the first one said nothing
 LIBC = ctypes.CDLL(None, use_errno=True)
 Json = dict[str, Any]
 
@@ -195,7 +196,7 @@ class Agent(Talks):
 
     def operations(self) -> dict[str, Callable[[Connection, Json, bytes], tuple[Json, bytes] | None]]:
         return {
-            "ping": lambda *_: ({"epoch": self.epoch, "calls": len(self.shepherds)}, b""),
+            "ping": lambda *_: ({"speaks": SPEAKS, "epoch": self.epoch, "calls": len(self.shepherds)}, b""),
             "start": self.op_start,
             "lookup": self.op_lookup,
             "kill": self.op_kill,
