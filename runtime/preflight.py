@@ -43,6 +43,7 @@ def check_machine(settings: Settings) -> None:
         check_listen(settings.api_host, settings.api_port)
     check_space(settings)
     check_sandbox(settings)
+    check_volumes(settings)
     asyncio.run(_check_addresses(settings))
 
 
@@ -73,6 +74,16 @@ def check_sandbox(settings: Settings) -> None:
         f"TENUTO_SANDBOX is {settings.sandbox}, and no tool can run in it: {reasons}; mend that, or set"
         " TENUTO_SANDBOX=auto"
     )
+
+
+def check_volumes(settings: Settings) -> None:
+    """That what is opened to tools is there: without it no sandbox could be made. Raises StartupError."""
+    for volume in settings.sandbox_volumes:
+        if not volume.source.is_dir():
+            raise StartupError(
+                f"TENUTO_SANDBOX_VOLUMES opens {volume.source} at {volume.target}, and there is no such directory here;"
+                " make it, or take it out of the list"
+            )
 
 
 def check_listen(host: str, port: int) -> None:

@@ -312,7 +312,11 @@ def _matching(pattern: str, what: str) -> Callable[[str], str]:
 
 
 def _volumes(text: str) -> tuple[Volume, ...]:
-    return tuple(_volume(one.strip()) for one in text.split(",") if one.strip())
+    volumes = tuple(_volume(one.strip()) for one in text.split(",") if one.strip())
+    targets = [volume.target for volume in volumes]
+    if twice := next((target for target in targets if targets.count(target) > 1), None):
+        raise ValueError(f"{twice} stands twice; give each directory a name of its own")
+    return volumes
 
 
 def _images(text: str) -> tuple[str, ...]:

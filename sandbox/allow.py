@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+_ENTRY = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<host>[^:]+))(?::(?P<port>[0-9]{1,5}))?\Z")
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\Z")
 USE = "use host, host:port, *.domain or *.domain:port, separated by commas; [address]:port for IPv6"
 
@@ -25,14 +26,14 @@ class Entry:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        host, port = text.strip().lower(), ""
-        if found := re.fullmatch(r"\[([0-9a-f:.]+)\](?::(\d{1,5}))?", host):
-            host, port = str(ipaddress.ip_address(found[1])), found[2] or ""
-        elif ":" in host:
-            host, _, port = host.partition(":")
-        if (":" not in host and not _HOST.match(host)) or (port and not 0 < int(port) < 65536):
+        """Raises ValueError with what it may be: what is no port must not come to mean any port."""
+        found = _ENTRY.match(text.strip().lower())
+        if found is None:
             raise ValueError(USE)
-        return cls(host, int(port) if port else None)
+        host, port = _address(found["address"]) or found["host"], int(found["port"] or 0)
+        if not (found["address"] or _HOST.match(host)) or (found["port"] and not 0 < port < 65536):
+            raise ValueError(USE)
+        return cls(host, port or None)
 
     def matches(self, host: str, port: int) -> bool:
         below = self.host.startswith("*.") and host.endswith(self.host[1:]) and len(host) >= len(self.host)
@@ -44,12 +45,16 @@ class Entry:
         return (below or self.host == other.host) and other.port in (None, self.port)
 
 
-def parse_allow(text: str) -> tuple[Entry, ...]:
-    """A list as a setting writes it. Raises ValueError."""
+def _address(text: str | None) -> str | None:
     try:
-        return tuple(Entry.parse(part) for part in text.split(",") if part.strip())
+        return text and str(ipaddress.ip_address(text))
     except ValueError:
         raise ValueError(USE) from None
+
+
+def parse_allow(text: str) -> tuple[Entry, ...]:
+    """A list as a setting writes it. Raises ValueError."""
+    return tuple(Entry.parse(part) for part in text.split(",") if part.strip())
 
 
 def uncovered(wanted: Sequence[Entry], allowed: Sequence[Entry]) -> list[Entry]:

@@ -234,11 +234,19 @@ class Pool:
             await self._quiet()
             shelf.ready.append(await self._start(shelf.pattern))
         except SandboxError as error:
-            self._failed_at, self._retry_s = self._clock(), min(2 * self._retry_s, LONGEST_RETRY_S)
-            self._failure = str(error)
-            log.warning("no spare sandbox can be started: %s", error)
+            self._note(error, shelf)
         finally:
             shelf.starting -= 1
+
+    def _note(self, error: SandboxError, shelf: _Shelf) -> None:
+        """Of another shape than the pattern's it may be the shape's own fault, an image that is not there: none of it
+        is kept ready until it is asked for again, and the others do not wait."""
+        log.warning("no spare sandbox can be started: %s", error)
+        if not shelf.least:
+            shelf.asked.clear()
+            return
+        self._failed_at, self._retry_s = self._clock(), min(2 * self._retry_s, LONGEST_RETRY_S)
+        self._failure = str(error)
 
     async def _pause(self, most_s: float) -> None:
         """Until something has changed, or so long."""

@@ -1,8 +1,8 @@
 """Sandboxes that wait for nobody: those kept ready, and those that a session has not used for a while.
 
-A snapshot follows every call, so a sandbox in which nothing runs holds nothing that the record does not: it goes, and
-the next call gets another one with the same files. Where something runs (a server that a call left behind), it may be
-what the session waits for, and is given more time.
+A snapshot follows every call, so a sandbox in which nothing runs goes, and the next call gets another one with the
+files of the last snapshot: not with what a process wrote that was left in the background and has ended since. Where
+something runs (a server that a call left behind), it may be what the session waits for, and is given more time.
 """
 
 from __future__ import annotations
@@ -45,21 +45,30 @@ def usual_spec(volumes: tuple[Volume, ...]) -> SandboxSpec:
 
 
 async def release_idle(s: Services, idle_s: float) -> int:
-    """Releases this node's sandboxes that nobody has used for so long; returns how many."""
+    """Releases this node's sandboxes that nobody has used for so long; returns how many.
+
+    Of another backend, which this node was started with before, there is only the record: no session would use them.
+    """
     released = 0
     for row in await sandboxes.idle(s.db, s.node_id, idle_s):
         handle = Handle.from_json(row["handle"])
-        if handle.driver != s.driver.name or await _is_busy(s.driver, handle, row, idle_s):
+        ours = handle.driver == s.driver.name
+        if ours and await _is_busy(s.driver, handle, row, idle_s):
             continue
         if await sandboxes.give_up(s.db, row["session_id"], row["epoch"]) is None:
             continue  # it has been taken up again
         released += 1
-        try:
-            await s.driver.release(handle)
-        except SandboxError as error:
-            log.warning("the sandbox of %s is left to the reaper: %s", row["session_id"], error)
+        if ours:
+            await _release(s.driver, handle)
         await _tell(s, row)
     return released
+
+
+async def _release(driver: Driver, handle: Handle) -> None:
+    try:
+        await driver.release(handle)
+    except SandboxError as error:
+        log.warning("the sandbox of %s is left to the reaper: %s", handle.session_id, error)
 
 
 async def _is_busy(driver: Driver, handle: Handle, row: dict[str, Any], idle_s: float) -> bool:

@@ -186,6 +186,7 @@ def test_an_unknown_key_fails_by_name_with_the_nearest_known_one(key: str, hint:
         ("TENUTO_SANDBOX_VOLUMES", "/a:/mnt/a:rx"),
         ("TENUTO_SANDBOX_VOLUMES", "relative:/mnt/a"),
         ("TENUTO_SANDBOX_VOLUMES", "/a:/etc"),
+        ("TENUTO_SANDBOX_VOLUMES", "/a:/mnt/a,/b:/mnt/a:ro"),
         ("TENUTO_NODE_ID", "Node 1"),
         ("TENUTO_LOG_LEVEL", "loud"),
         ("TENUTO_API_URL", "ftp://x"),

@@ -95,3 +95,13 @@ async def test_one_in_which_something_runs_is_given_more_time_but_not_for_ever(n
     assert await release_idle(node.services, 50) == 0
     assert await release_idle(node.services, 100 / BUSY_TIMES) == 1
     assert await node.services.driver.found() == []
+
+
+async def test_the_record_of_another_backend_s_sandbox_is_closed_and_the_sandbox_left_alone(node: Node) -> None:
+    session = await node.session(["bash"])
+    await node.called(session, NOTE)
+    await rest(node)
+    await node.db.execute("""UPDATE sandboxes SET driver = 'another', handle = handle || '{"driver": "another"}'""")
+    assert await release_idle(node.services, 0) == 1
+    assert await sandboxes.live(node.db) == set()
+    assert len(await node.services.driver.found()) == 1
