@@ -7,5 +7,10 @@ CREATE TABLE sandbox_spares (
     created_at timestamptz NOT NULL DEFAULT now()
 );
 
+-- The workspace as it was when a sandbox was given up, where something had changed it after the last step: what comes
+-- after that step goes on from there.
+ALTER TABLE sandboxes ADD COLUMN base_root text;              -- the workspace of that step
+ALTER TABLE sandboxes ADD COLUMN left_root text;
+
 -- Which sandboxes of a node nobody has used for a while.
 CREATE INDEX sandboxes_of_node ON sandboxes (node_id) WHERE state = 'live';

@@ -20,8 +20,9 @@ EMPTY = snapshots.pack([])[0]
 async def open_box(
     s: Services, owner: Owner, attempt: Attempt, config: SessionConfig, root: str
 ) -> tuple[str, Sandbox]:
-    """The session's sandbox and its id. A new one holds exactly the workspace `root`; a live one is left as it is,
-    since its journal knows which calls ran, also where another node of this machine made it."""
+    """The session's sandbox and its id. A new one holds the workspace `root`, with what was still written there when
+    the last one was given up; a live one is left as it is, since its journal knows which calls ran, also where another
+    node of this machine made it."""
     row = await sandboxes.of_session(s.db, owner.session_id)
     if row is not None and row["handle"] is not None and row["driver"] == s.driver.name:
         handle = Handle.from_json(row["handle"])
@@ -50,6 +51,7 @@ async def _create(s: Services, owner: Owner, attempt: Attempt, config: SessionCo
     spec = SandboxSpec(new_id("sb"), owner.session_id, tenant_id, owner.epoch, limits, s.volumes, image=config.image)
     handle, sandbox, ready = await _claim(s, spec)
     try:
+        root = await sandboxes.left(s.db, owner.session_id, root)
         if not (ready and root == EMPTY):
             await sandbox.restore(root, s.blobs)
         await sandboxes.keep(s.db, handle.sandbox_id, handle.to_json())

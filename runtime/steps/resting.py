@@ -1,8 +1,8 @@
 """Sandboxes that wait for nobody: those kept ready, and those that a session has not used for a while.
 
-A snapshot follows every call, so a sandbox in which nothing runs goes, and the next call gets another one with the
-files of the last snapshot: not with what a process wrote that was left in the background and has ended since. Where
-something runs (a server that a call left behind), it may be what the session waits for, and is given more time.
+A sandbox in which nothing runs is snapshotted once more, since a process that was left in the background may have
+written after the last call, and goes; the next call gets another one with the same files. Where something runs (a
+server that a call left behind), it may be what the session waits for, and is given more time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from runtime.config import SessionConfig
 from runtime.errors import StaleEpoch
+from runtime.steps import checkpoints
 from runtime.steps.boxes import limits_of
 from runtime.steps.services import Services
 from runtime.store import Database, events, sandboxes
@@ -53,10 +54,9 @@ async def release_idle(s: Services, idle_s: float) -> int:
     for row in await sandboxes.idle(s.db, s.node_id, idle_s):
         handle = Handle.from_json(row["handle"])
         ours = handle.driver == s.driver.name
-        if ours and await _is_busy(s.driver, handle, row, idle_s):
-            continue
-        if await sandboxes.give_up(s.db, row["session_id"], row["epoch"]) is None:
-            continue  # it has been taken up again
+        patient = row["idle_s"] < idle_s * BUSY_TIMES
+        if not await (_give_up(s, row, handle, patient) if ours else _forget(s, row)):
+            continue  # something runs in it, or it has been taken up again
         released += 1
         if ours:
             await _release(s.driver, handle)
@@ -64,28 +64,38 @@ async def release_idle(s: Services, idle_s: float) -> int:
     return released
 
 
+async def _give_up(s: Services, row: dict[str, Any], handle: Handle, patient: bool) -> bool:
+    """In the record, with the workspace as it is now: what was left in the background may have written since."""
+    try:
+        sandbox = await s.driver.attach(handle, epoch=row["epoch"])
+    except SandboxLost:
+        return await _forget(s, row)
+    except (SandboxError, SandboxUsageError):
+        return False  # a newer holder has it
+    try:
+        if patient and await sandbox.busy() > 0:
+            return False
+        base, _ = await checkpoints.last(s.db, row["session_id"])
+        async with s.blob_lock:
+            root = str(await sandbox.snapshot(s.blobs))
+            left = None if root == base else root
+            return await sandboxes.give_up(s.db, row["session_id"], row["epoch"], base, left) is not None
+    except SandboxError as error:
+        log.warning("the idle sandbox of %s is kept: %s", row["session_id"], error)
+        return False
+    finally:
+        await sandbox.close()
+
+
+async def _forget(s: Services, row: dict[str, Any]) -> bool:
+    return await sandboxes.give_up(s.db, row["session_id"], row["epoch"]) is not None
+
+
 async def _release(driver: Driver, handle: Handle) -> None:
     try:
         await driver.release(handle)
     except SandboxError as error:
         log.warning("the sandbox of %s is left to the reaper: %s", handle.session_id, error)
-
-
-async def _is_busy(driver: Driver, handle: Handle, row: dict[str, Any], idle_s: float) -> bool:
-    if row["idle_s"] >= idle_s * BUSY_TIMES:
-        return False
-    try:
-        sandbox = await driver.attach(handle, epoch=row["epoch"])
-    except SandboxLost:
-        return False
-    except (SandboxError, SandboxUsageError):
-        return True  # a newer holder has it
-    try:
-        return await sandbox.busy() > 0
-    except SandboxError:
-        return True
-    finally:
-        await sandbox.close()
 
 
 async def _tell(s: Services, row: dict[str, Any]) -> None:

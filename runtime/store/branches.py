@@ -50,7 +50,8 @@ async def rewind(connection: asyncpg.Connection, session_id: str, step_no: int, 
     # Whoever held the session is fenced off from now on, not only once it is placed anew.
     await connection.execute("UPDATE sessions SET epoch = epoch + 1 WHERE session_id = $1", session_id)
     await connection.execute(
-        "UPDATE sandboxes SET state = 'released', released_at = now() WHERE session_id = $1 AND state <> 'released'",
+        "UPDATE sandboxes SET state = 'released', released_at = coalesce(released_at, now()), left_root = NULL"
+        " WHERE session_id = $1 AND (state <> 'released' OR left_root IS NOT NULL)",
         session_id,
     )
     if seed is not None:

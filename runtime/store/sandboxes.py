@@ -108,17 +108,31 @@ async def close(db: Database, sandbox_id: str) -> None:
     )
 
 
-async def give_up(db: Database, session_id: str, epoch: int) -> dict[str, Any] | None:
+async def give_up(
+    db: Database, session_id: str, epoch: int, base_root: str | None = None, left_root: str | None = None
+) -> dict[str, Any] | None:
     """The handle of a sandbox that is released herewith; None where a call may be running in it, or somebody else has
-    the session by now."""
+    the session by now. `left_root`: its workspace, where that is no more what the last step left, `base_root`."""
     row = await db.fetchrow(
-        "UPDATE sandboxes b SET state = 'released', released_at = now() FROM sessions s"
+        "UPDATE sandboxes b SET state = 'released', released_at = now(), base_root = $3, left_root = $4 FROM sessions s"
         " WHERE b.session_id = $1 AND b.state = 'live' AND s.session_id = $1 AND s.epoch = $2 AND NOT EXISTS"
         " (SELECT FROM tool_calls WHERE session_id = $1 AND status = 'pending') RETURNING b.handle",
         session_id,
         epoch,
+        base_root,
+        left_root,
     )
     return dict(row["handle"]) if row else None
+
+
+async def left(db: Database, session_id: str, root: str) -> str:
+    """The workspace that goes on from `root`: what the session's last sandbox left of it, or `root` itself."""
+    row = await db.fetchrow(
+        "SELECT base_root, left_root FROM sandboxes WHERE session_id = $1 AND state = 'released'"
+        " ORDER BY created_at DESC LIMIT 1",
+        session_id,
+    )
+    return row["left_root"] if row and row["left_root"] and row["base_root"] == root else root
 
 
 async def move(db: Database, sandbox_id: str, node_id: str) -> None:

@@ -8,8 +8,10 @@ import dataclasses
 import pytest
 
 from runtime.node import reap
+from runtime.steps import checkpoints
+from runtime.steps.collecting import collect_all
 from runtime.steps.resting import BUSY_TIMES, SpareBook, release_idle, usual_spec
-from runtime.store import fleet, sandboxes
+from runtime.store import branches, fleet, sandboxes
 from sandbox import Budget, Pool
 from tests.runtime.tools.conftest import LIBRARIES, Node
 
@@ -83,6 +85,31 @@ async def test_a_sandbox_that_nobody_uses_goes_and_the_next_call_has_the_same_fi
     await node.think(owner, ("bash", {"command": "cat note"}), step=4)
     await node.run(owner, step=5)
     assert (await node.ledger(session))[-1]["output"] == b"kept\n"
+
+
+async def test_what_was_written_after_the_last_call_is_there_in_the_next_sandbox_and_not_after_a_rewind(
+    node: Node,
+) -> None:
+    session = await node.session(["bash"])
+    await node.called(session, ("bash", {"command": "(sleep 0.2; echo late >late) >/dev/null 2>&1 & echo up"}))
+    await rest(node)
+    owner = await node.place(session)
+    sandbox = await node.sandbox(owner)
+    while await sandbox.busy():
+        await asyncio.sleep(0.01)
+    await sandbox.close()
+    assert await release_idle(node.services, 0) == 1
+    assert await node.services.driver.found() == []
+    root, _ = await checkpoints.last(node.db, session)
+    left = await sandboxes.left(node.db, session, root)
+    assert left != root
+    await collect_all(node.services)
+    await node.think(owner, ("bash", {"command": "cat late"}), step=4)
+    await node.run(owner, step=5)
+    assert (await node.ledger(session))[-1]["output"] == b"late\n"
+    await rest(node)
+    await node.db.run(lambda c: branches.rewind(c, session, 3, None, False))
+    assert await sandboxes.left(node.db, session, root) == root
 
 
 async def test_one_in_which_something_runs_is_given_more_time_but_not_for_ever(node: Node) -> None:
