@@ -27,6 +27,8 @@ F_SETPIPE_SZ = 1031  # the fcntl module names it from 3.10 on
 TIOCSWINSZ = 0x5414
 ORDER_BYTES, PIPE_BYTES = 1 << 20, 1 << 16  # what a pipe can be made to take without being read, and what it takes
 PID, END = struct.Struct("=i"), struct.Struct("=i?")  # END: how the tool ended, and whether anything of the call lives
+MOST_FILES = 1 << 14
+RESERVED = 384  # descriptors that no call takes: for connections, and for looking at processes and files
 NO_ROOM = "no process can be started: the sandbox is at its process limit"
 LIBC = ctypes.CDLL(None, use_errno=True)
 Json = dict[str, Any]
@@ -39,7 +41,10 @@ class Shepherd:
 
     def __init__(self, config: Json) -> None:
         """Raises Refused where there is no room for a process."""
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            raise Refused("busy", NO_ROOM) from None
         self.line.setblocking(False)
         try:
             self.pid = os.fork()
@@ -55,7 +60,10 @@ class Shepherd:
     def start(self, order: bytes, terminal: Sequence[int] | None) -> tuple[int, dict[str, int]] | None:
         """The tool's pid and the agent's ends of its pipes, when its process exists; None where a tool of another call
         has killed us, or there is no room for one more. `terminal`: the rows and columns of one, instead of pipes."""
-        pipes = {name: os.pipe() for name in ("order", *(() if terminal else ("in", "out", "err")))}
+        names = ("order", *(() if terminal else ("in", "out", "err")))
+        if not is_room(2 * len(names)):
+            return None
+        pipes = {name: os.pipe() for name in names}
         ours = {name: pair[name in ("order", "in")] for name, pair in pipes.items()}
         theirs = [pair[name not in ("order", "in")] for name, pair in pipes.items()]
         name = ""
@@ -113,6 +121,21 @@ def launch(call: Call, request: Json, cwd: str, shepherd: Shepherd, config: Json
     call.shepherd, (call.main, call.pipes) = shepherd, started
     for fd in call.pipes.values():
         os.set_blocking(fd, False)
+
+
+def make_room() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < MOST_FILES else MOST_FILES, hard))
+
+
+def is_room(count: int) -> bool:
+    """Whether so many descriptors can be had, and enough stay for what must go on whatever tools do."""
+    try:
+        last = os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return False
+    os.close(last)
+    return last + count + RESERVED < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def retire(shepherd: Shepherd) -> None:
