@@ -29,6 +29,7 @@ ORDER_BYTES, PIPE_BYTES = 1 << 20, 1 << 16  # what a pipe can be made to take wi
 PID, END = struct.Struct("=i"), struct.Struct("=i?")  # END: how the tool ended, and whether anything of the call lives
 MOST_FILES = 1 << 14
 RESERVED = 384  # descriptors that no call takes: for connections, and for looking at processes and files
+STARTS, NOT_STARTED = b"!", b"?"
 NO_ROOM = "no process can be started: the sandbox is at its process limit"
 LIBC = ctypes.CDLL(None, use_errno=True)
 Json = dict[str, Any]
@@ -83,22 +84,29 @@ class Shepherd:
             pass  # no word will come
         finally:
             close([ours.pop("order"), *theirs])
-        pid = self._hears()
+        pid = self._hears()  # 0: it may have started, and nobody can tell how it is called
         if pid is not None:
             return pid, ours
         close(ours.values())
         return None
 
     def _hears(self) -> int | None:
-        """Waits for the pid of the tool, which has started. A tool of another call may have stopped us."""
+        """Waits for the pid of the tool, which has started. A tool of another call may have stopped us; the tool itself
+        may have killed us before we could say its pid, and must not run again."""
         ready = select.poll()
         ready.register(self.line, select.POLLIN)
+        nothing: int | None = None
         for _ in range(100):
             if ready.poll(20):
                 said = self.line.recv(PID.size)
-                return int(PID.unpack(said)[0]) if said else None
-            send_signal(self.pid, signal.SIGCONT)
-        return None
+                if len(said) == PID.size:
+                    return int(PID.unpack(said)[0])
+                if said != STARTS:
+                    return None if said else nothing
+                nothing = 0
+            else:
+                send_signal(self.pid, signal.SIGCONT)
+        return nothing
 
 
 def launch(call: Call, request: Json, cwd: str, shepherd: Shepherd, config: Json) -> None:
@@ -154,8 +162,8 @@ def close(fds: Iterable[int]) -> None:
 
 
 def herd(line: socket.socket, config: Json) -> NoReturn:
-    """Runs in the child: starts the tools it is told to, one after another, reports how each ended (its pid, an END,
-    "." nothing of it is left), and reaps all that they leave behind."""
+    """Runs in the child: starts the tools it is told to, one after another, and reaps all that they leave behind. Says
+    of each that it starts, its pid, an END, and "." when nothing of it is left."""
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
@@ -180,7 +188,12 @@ def tend(line: socket.socket, terminal: str, order: int, *stdio: int) -> None:
         argv, env, cwd = json.load(f)
     for fd in stdio:
         os.set_inheritable(fd, False)
-    main = tool(argv, env, cwd, stdio, terminal)
+    line.send(STARTS)  # from now on nobody else may start it
+    try:
+        main = tool(argv, env, cwd, stdio, terminal)
+    except BaseException:
+        line.send(NOT_STARTED)
+        raise
     close(stdio)
     line.send(PID.pack(main))
     if main <= 0:
