@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from .errors import BadSpec
 
+MOST_SPARES = 256
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -18,8 +20,8 @@ class Budget:
     most: int = 4
 
     def __post_init__(self) -> None:
-        if self.cold_start_s < 0 or not 0 < self.miss < 1 or not 0 <= self.most <= 256:
-            raise BadSpec("a budget has cold_start_s >= 0, 0 < miss < 1 and most from 0 to 256")
+        if self.cold_start_s < 0 or not 0 < self.miss < 1 or not 0 <= self.most <= MOST_SPARES:
+            raise BadSpec(f"a budget has cold_start_s >= 0, 0 < miss < 1 and most from 0 to {MOST_SPARES}")
 
 
 def spares(rate_hz: float, start_s: float, miss: float) -> int:

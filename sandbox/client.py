@@ -213,6 +213,11 @@ def _said(header: Mapping[str, Any], body: bytes) -> Said:
     return Said(header["offset"], header["end"], body, None if result is None else Result(**result))
 
 
+def check_size(rows: int, columns: int) -> None:
+    if not all(type(each) is int and 0 < each < 1 << 16 for each in (rows, columns)):
+        raise SandboxUsageError(f"a terminal has from 1 to 65535 rows and columns, not {rows!r} and {columns!r}")
+
+
 def start_request(
     key: str,
     argv: Sequence[str],

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from . import earlier, workspace
 from .blobs import BlobStore
-from .client import NO_ENVIRONMENT, SPEAKS, Call, Channel, said, start_request
+from .client import NO_ENVIRONMENT, SPEAKS, Call, Channel, check_size, said, start_request
 from .egress import Egress
 from .errors import SandboxLost, SandboxUsageError
 from .gate import Denied, Gate
@@ -87,6 +87,8 @@ class Sandbox:
         `secrets` are in the environment of this call only, and masked in all that it prints and in its journal, as they
         are and in base64. Other calls of the same sandbox run as the same user: they can read a running one's memory.
         """
+        if terminal is not None:
+            check_size(*terminal)
         stdin_open = stdin_open or terminal is not None
         if len(stdin) > MAX_STDIN:
             raise SandboxUsageError(f"stdin is {len(stdin)} bytes; at most {MAX_STDIN} fit: put it in a file")
@@ -144,6 +146,7 @@ class Sandbox:
 
     async def resize(self, key: str, rows: int, columns: int) -> None:
         """Gives the terminal of a call another size; what runs in it is told."""
+        check_size(rows, columns)
         await self._channel.request("resize", key=key, size=[rows, columns])
 
     async def kill(self, key: str, *, since: str | None = None) -> None:

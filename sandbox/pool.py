@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol, Self
 
-from .budget import Budget, Figures, spares
+from .budget import MOST_SPARES, Budget, Figures, spares
 from .driver import Driver, Sandbox
-from .errors import SandboxError, SandboxLost
+from .errors import SandboxLost
 from .spec import Handle, Limits, SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ class _Shelf:
     least: int
     ready: deque[tuple[Handle, Sandbox]] = field(default_factory=deque)
     starting: int = 0
+    failures: int = 0  # since the last start that did not fail
+    again_at: float = -math.inf
     asked: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
 
     def rate_hz(self, now: float) -> float:
@@ -70,6 +72,14 @@ class _Shelf:
             self.asked.popleft()
         recent = sum(1 for when in self.asked if now - when <= BURST_S)
         return max(len(self.asked) / WINDOW_S, recent / BURST_S)
+
+    def failed(self, now: float) -> None:
+        self.again_at = now + min(RETRY_S * 2.0**self.failures, LONGEST_RETRY_S)
+        self.failures = min(self.failures + 1, 16)
+
+    def can_have(self, now: float) -> int:
+        """How many spares it is worth making room for: what cannot be started is not in the way of other shapes."""
+        return len(self.ready) + self.starting + (now >= self.again_at) if self.failures else MOST_SPARES
 
 
 class Pool:
@@ -96,7 +106,6 @@ class Pool:
         self._starts: deque[float] = deque(maxlen=STARTS_KEPT)
         self._claims = self._misses = self._late = 0
         self._failure: str | None = None
-        self._failed_at, self._retry_s = -math.inf, RETRY_S
         self._last_claim = -math.inf
         self._closing = False
         self._changed = asyncio.Event()
@@ -204,7 +213,7 @@ class Pool:
                 count = max(shelf.least, spares(rate, start_s, self.budget.miss))
             else:
                 count = shelf.least
-            wanted[shape] = min(count, room)
+            wanted[shape] = min(count, room, shelf.can_have(now))
             room -= wanted[shape]
         return wanted
 
@@ -222,9 +231,8 @@ class Pool:
             shelf = self._missing()
             if shelf is None:
                 await self._trim()
-                await self._pause(BURST_S)
-            elif (wait := self._failed_at + self._retry_s - self._clock()) > 0:
-                await self._pause(wait)
+                rests = [each.again_at - self._clock() for each in self._shelves.values() if each.failures]
+                await self._pause(min([BURST_S, *(rest for rest in rests if rest > 0)]))
             else:
                 await self._refill(shelf)
 
@@ -233,20 +241,13 @@ class Pool:
         try:
             await self._quiet()
             shelf.ready.append(await self._start(shelf.pattern))
-        except SandboxError as error:
-            self._note(error, shelf)
+            shelf.failures = 0
+        except Exception as error:  # also the book's, whatever it is kept in: nobody else would ever refill
+            shelf.failed(self._clock())
+            self._failure = str(error)
+            log.warning("no spare sandbox can be started: %s", error)
         finally:
             shelf.starting -= 1
-
-    def _note(self, error: SandboxError, shelf: _Shelf) -> None:
-        """Of another shape than the pattern's it may be the shape's own fault, an image that is not there: none of it
-        is kept ready until it is asked for again, and the others do not wait."""
-        log.warning("no spare sandbox can be started: %s", error)
-        if not shelf.least:
-            shelf.asked.clear()
-            return
-        self._failed_at, self._retry_s = self._clock(), min(2 * self._retry_s, LONGEST_RETRY_S)
-        self._failure = str(error)
 
     async def _pause(self, most_s: float) -> None:
         """Until something has changed, or so long."""
@@ -280,7 +281,7 @@ class Pool:
             await self.driver.release(handle)
             raise
         self._starts.append(self._clock() - begun)
-        self._failure, self._retry_s = None, RETRY_S
+        self._failure = None
         return handle, sandbox
 
     async def _trim(self) -> None:
@@ -298,7 +299,7 @@ class Pool:
         try:
             await self.driver.release(handle)
             await self._book.withdraw(handle.sandbox_id)
-        except SandboxError as error:
+        except Exception as error:  # also the book's
             log.warning("the spare %s is left to the reaper: %s", handle.sandbox_id, error)
 
 

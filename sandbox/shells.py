@@ -3,9 +3,10 @@
 It is a call with an open input that outlives whoever speaks with it. A command is sent as four fields, each ended by
 NUL: a mark for its beginning, the call's name, the command, and a mark for its end. The shell reads the last one only
 after the command, from a descriptor that the command does not have, so nothing that a command prints can be taken for
-its end; and it starts no process for that, which a deadline could hit. Both marks come from the sandbox's token, which
-no tool knows: whoever comes back to a call after a crash finds its output again. What jobs print between two calls is
-nobody's.
+its end; and it starts no process for that, which a deadline could hit. It does so in the condition of the loop, with
+another loop around it: a `continue` or `break` that belongs to no loop of the command's own ends the command only.
+Both marks come from the sandbox's token, which no tool knows: whoever comes back to a call after a crash finds its
+output again. What jobs print between two calls is nobody's.
 """
 
 from __future__ import annotations
@@ -25,12 +26,21 @@ RING_BYTES = 4 << 20
 TAIL_BYTES = 8 << 10
 GRACE_S = 2.0
 LOOP = r"""
-exec 8<&0 9>&1 </dev/null 2>&1
-while IFS= read -r -d '' -u 8 && printf '\0%s\0' "$REPLY" >&9 && IFS= read -r -d '' -u 8 TENUTO_CALL_KEY &&
-  export TENUTO_CALL_KEY && IFS= read -r -d '' -u 8; do
-  eval "$REPLY" 8<&- 9>&-
-  TENUTO_STATUS=$?
-  IFS= read -r -d '' -u 8; printf '\0%d %s\0' "$TENUTO_STATUS" "$REPLY" >&9
+exec 198<&0 199>&1 </dev/null 2>&1
+while :; do
+  while
+    TENUTO_STATUS=$?
+    if [[ $TENUTO_OPEN ]]; then
+      IFS= builtin read -r -d '' -u 198; builtin printf '\0%d %s\0' "$TENUTO_STATUS" "$REPLY" >&199
+    fi
+    TENUTO_OPEN=
+    IFS= builtin read -r -d '' -u 198 && builtin printf '\0%s\0' "$REPLY" >&199 &&
+      IFS= builtin read -r -d '' -u 198 TENUTO_CALL_KEY && export TENUTO_CALL_KEY &&
+      IFS= builtin read -r -d '' -u 198 || exit
+  do
+    TENUTO_OPEN=1
+    eval "$REPLY" 198<&- 199>&-
+  done
 done
 """
 ARGV = ("bash", "--norc", "--noprofile", "-c", LOOP, "shell")

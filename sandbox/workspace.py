@@ -11,7 +11,7 @@ from typing import Any
 from . import snapshots
 from .blobs import BlobStore
 from .client import Channel
-from .errors import BlobMissing, OperationFailed, SandboxFailure
+from .errors import OperationFailed, SandboxFailure
 from .looking import Look, New
 from .snapshots import Tree
 from .spec import Entry, Restored, Snapshot
@@ -149,9 +149,10 @@ async def _apply(channel: Channel, steps: list[list[Any]], store: BlobStore) -> 
 
 
 def _check(steps: list[list[Any]], store: BlobStore) -> None:
+    """Before anything is removed. Raises BlobMissing, BlobCorrupt."""
     for digest in {step[4] for step in steps if step[0] in ("file", "sparse")}:
         if not store.has(digest):
-            raise BlobMissing(f"the blob {digest} is not in {store.root}")
+            store.get(digest)  # another process may have promised it, and ended before it was in its place
 
 
 async def _must_be(look: Look, root: str, want: Tree, store: BlobStore, bare: set[str]) -> None:

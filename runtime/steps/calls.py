@@ -257,7 +257,7 @@ async def _outside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
         )
     else:
         outcome = await run_outside(step.services.egress, known, call.arguments, place)
-    return await record(step, call, claim, _clean(known, outcome), claim.snapshot_before)
+    return await record(step, call, claim, _clean(step, outcome), claim.snapshot_before)
 
 
 async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
@@ -273,11 +273,11 @@ async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
         if known.writes:
             after = taken = await sandbox.snapshot(s.blobs)
             outcome = outcome.noting(taken.left_out)
-        return await record(step, call, claim, _clean(known, outcome), after)
+        return await record(step, call, claim, _clean(step, outcome), after)
 
 
-def _clean(known: Known, outcome: Outcome) -> Outcome:
-    output = without_secrets(outcome.output, known.secrets)
+def _clean(step: Step, outcome: Outcome) -> Outcome:
+    output = without_secrets(outcome.output, step.tools.secrets)
     return Outcome(outcome.reason, outcome.code, output, outcome.truncated, outcome.facts)
 
 

@@ -85,7 +85,7 @@ async def _ask(tool: McpTool, server: Server, speaker: str) -> tuple[dict[str, A
     try:
         handshake, offered = await listed(server, speaker)
     except (McpFault, EgressRefused) as fault:
-        why = without_secrets(str(fault).encode(errors="replace"), tool.secrets).decode("utf-8", "replace")
+        why = without_secrets(str(fault).encode(errors="replace"), tool.secrets.values()).decode("utf-8", "replace")
         raise InvalidRequest(f"tools: the server {tool.name!r} did not say what it offers: {why}") from None
     kept, left_out = _usable(tool, offered)
     if tool.tools is not None and (missing := set(tool.tools) - {each["name"] for each in kept}):

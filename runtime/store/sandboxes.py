@@ -111,11 +111,14 @@ async def close(db: Database, sandbox_id: str) -> None:
 async def give_up(
     db: Database, session_id: str, epoch: int, base_root: str | None = None, left_root: str | None = None
 ) -> dict[str, Any] | None:
-    """The handle of a sandbox that is released herewith; None where a call may be running in it, or somebody else has
-    the session by now. `left_root`: its workspace, where that is no more what the last step left, `base_root`."""
+    """The handle of a sandbox that is released herewith; None where a step may be using it, or somebody else has the
+    session by now. A step that begins at this moment waits, and finds it released. `left_root`: its workspace, where
+    that is no more what the last step left, `base_root`."""
     row = await db.fetchrow(
-        "UPDATE sandboxes b SET state = 'released', released_at = now(), base_root = $3, left_root = $4 FROM sessions s"
-        " WHERE b.session_id = $1 AND b.state = 'live' AND s.session_id = $1 AND s.epoch = $2 AND NOT EXISTS"
+        "WITH idle AS MATERIALIZED (SELECT session_id FROM sessions"
+        "  WHERE session_id = $1 AND epoch = $2 AND state <> 'tool_running' FOR UPDATE)"
+        " UPDATE sandboxes b SET state = 'released', released_at = now(), base_root = $3, left_root = $4 FROM idle"
+        " WHERE b.session_id = idle.session_id AND b.state = 'live' AND NOT EXISTS"
         " (SELECT FROM tool_calls WHERE session_id = $1 AND status = 'pending') RETURNING b.handle",
         session_id,
         epoch,

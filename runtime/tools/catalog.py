@@ -41,16 +41,13 @@ class Known:
     def writes(self) -> bool:
         return not self.outside and self.effect != "pure"
 
-    @property
-    def secrets(self) -> Mapping[str, str]:
-        return {} if isinstance(self.declared, str) else self.declared.secrets
-
 
 class Catalog:
     """`leads_out`: a writable volume or open egress leads out of the sandbox, where no snapshot undoes anything."""
 
     def __init__(self, config: SessionConfig, listings: Listings = NO_LISTINGS, *, leads_out: bool = False) -> None:
         default = "unsafe" if leads_out else "sandboxed"
+        self._config = config
         self._tools = {known.spec.name: known for known in _known(config, listings, default)}
 
     @property
@@ -60,6 +57,11 @@ class Catalog:
     @property
     def names(self) -> list[str]:
         return list(self._tools)
+
+    @property
+    def secrets(self) -> list[str]:
+        """Of every tool: what runs in a sandbox can look into the processes of another tool there."""
+        return [value for tool in self._config.tools if not isinstance(tool, str) for value in tool.secrets.values()]
 
     def find(self, name: str) -> Known:
         """Raises InvalidRequest with a sentence that a model can act on."""

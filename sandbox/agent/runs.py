@@ -16,7 +16,7 @@ from .calls import PIECE, Call
 from .errors import Refused
 from .files import FileOperations
 from .processes import below, kill, name_of, processes, send_signal, younger
-from .shepherd import END, Shepherd, launch
+from .shepherd import END, PID, Shepherd, launch
 from .talk import Talk
 from .wire import Broken, Connection
 
@@ -108,7 +108,10 @@ class Runs(FileOperations):
             return False
         except OSError:
             more = False
-        if not more:
+        if not more and name == "out" and call.result is None and isinstance(call, Talk) and call.terminal:
+            if fd in self.selector.get_map():  # stays open: who has closed its terminal is about to end, by itself
+                self.selector.unregister(fd)
+        elif not more:
             self.close_pipe(call, name)
         return more
 
@@ -143,6 +146,8 @@ class Runs(FileOperations):
             said = b""
         if len(said) == END.size:
             self.ended(call, *END.unpack(said))
+        elif len(said) == PID.size:
+            call.main = PID.unpack(said)[0]  # it took its time
         elif said == b".":
             self.leave(call)
             if self.spare is None:

@@ -19,6 +19,7 @@ from .egress import WayOut
 from .errors import Refused
 from .processes import below, processes, proportional_bytes, resident_bytes, send_signal
 from .runs import SPARE_S, TICK_S
+from .shepherd import make_room
 from .talks import Talks
 from .wire import Broken, Connection
 
@@ -30,6 +31,7 @@ Json = dict[str, Any]
 
 def harden(filter_hex: str) -> None:
     """Closes this process to its tools: no ptrace, no /proc/self of ours, and the system call filter for all."""
+    make_room()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one signal with a handler, so the one a tool could end us with
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -249,7 +251,10 @@ class Agent(Talks):
         held, self.held = self.held, []
         for waiting, header, body in held:
             if waiting in self.connections:
-                self.answer(waiting, header, body)
+                try:
+                    self.answer(waiting, header, body)
+                except Broken:
+                    self.drop(waiting)  # it has gone meanwhile: nobody else's affair
 
     def reap(self, woken: socket.socket) -> None:
         with suppress(BlockingIOError):

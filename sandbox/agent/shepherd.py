@@ -27,6 +27,9 @@ F_SETPIPE_SZ = 1031  # the fcntl module names it from 3.10 on
 TIOCSWINSZ = 0x5414
 ORDER_BYTES, PIPE_BYTES = 1 << 20, 1 << 16  # what a pipe can be made to take without being read, and what it takes
 PID, END = struct.Struct("=i"), struct.Struct("=i?")  # END: how the tool ended, and whether anything of the call lives
+MOST_FILES = 1 << 14
+RESERVED = 384  # descriptors that no call takes: for connections, and for looking at processes and files
+STARTS, NOT_STARTED = b"!", b"?"
 NO_ROOM = "no process can be started: the sandbox is at its process limit"
 LIBC = ctypes.CDLL(None, use_errno=True)
 Json = dict[str, Any]
@@ -39,7 +42,10 @@ class Shepherd:
 
     def __init__(self, config: Json) -> None:
         """Raises Refused where there is no room for a process."""
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            raise Refused("busy", NO_ROOM) from None
         self.line.setblocking(False)
         try:
             self.pid = os.fork()
@@ -55,7 +61,10 @@ class Shepherd:
     def start(self, order: bytes, terminal: Sequence[int] | None) -> tuple[int, dict[str, int]] | None:
         """The tool's pid and the agent's ends of its pipes, when its process exists; None where a tool of another call
         has killed us, or there is no room for one more. `terminal`: the rows and columns of one, instead of pipes."""
-        pipes = {name: os.pipe() for name in ("order", *(() if terminal else ("in", "out", "err")))}
+        names = ("order", *(() if terminal else ("in", "out", "err")))
+        if not is_room(2 * len(names)):
+            return None
+        pipes = {name: os.pipe() for name in names}
         ours = {name: pair[name in ("order", "in")] for name, pair in pipes.items()}
         theirs = [pair[name not in ("order", "in")] for name, pair in pipes.items()]
         name = ""
@@ -75,22 +84,29 @@ class Shepherd:
             pass  # no word will come
         finally:
             close([ours.pop("order"), *theirs])
-        pid = self._hears()
+        pid = self._hears()  # 0: it may have started, and nobody can tell how it is called
         if pid is not None:
             return pid, ours
         close(ours.values())
         return None
 
     def _hears(self) -> int | None:
-        """Waits for the pid of the tool, which has started. A tool of another call may have stopped us."""
+        """Waits for the pid of the tool, which has started. A tool of another call may have stopped us; the tool itself
+        may have killed us before we could say its pid, and must not run again."""
         ready = select.poll()
         ready.register(self.line, select.POLLIN)
+        nothing: int | None = None
         for _ in range(100):
             if ready.poll(20):
                 said = self.line.recv(PID.size)
-                return int(PID.unpack(said)[0]) if said else None
-            send_signal(self.pid, signal.SIGCONT)
-        return None
+                if len(said) == PID.size:
+                    return int(PID.unpack(said)[0])
+                if said != STARTS:
+                    return None if said else nothing
+                nothing = 0
+            else:
+                send_signal(self.pid, signal.SIGCONT)
+        return nothing
 
 
 def launch(call: Call, request: Json, cwd: str, shepherd: Shepherd, config: Json) -> None:
@@ -115,6 +131,21 @@ def launch(call: Call, request: Json, cwd: str, shepherd: Shepherd, config: Json
         os.set_blocking(fd, False)
 
 
+def make_room() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < MOST_FILES else MOST_FILES, hard))
+
+
+def is_room(count: int) -> bool:
+    """Whether so many descriptors can be had, and enough stay for what must go on whatever tools do."""
+    try:
+        last = os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return False
+    os.close(last)
+    return last + count + RESERVED < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def retire(shepherd: Shepherd) -> None:
     send_signal(shepherd.pid, signal.SIGKILL)
     shepherd.line.close()
@@ -131,8 +162,8 @@ def close(fds: Iterable[int]) -> None:
 
 
 def herd(line: socket.socket, config: Json) -> NoReturn:
-    """Runs in the child: starts the tools it is told to, one after another, reports how each ended (its pid, an END,
-    "." nothing of it is left), and reaps all that they leave behind."""
+    """Runs in the child: starts the tools it is told to, one after another, and reaps all that they leave behind. Says
+    of each that it starts, its pid, an END, and "." when nothing of it is left."""
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
@@ -157,7 +188,12 @@ def tend(line: socket.socket, terminal: str, order: int, *stdio: int) -> None:
         argv, env, cwd = json.load(f)
     for fd in stdio:
         os.set_inheritable(fd, False)
-    main = tool(argv, env, cwd, stdio, terminal)
+    line.send(STARTS)  # from now on nobody else may start it
+    try:
+        main = tool(argv, env, cwd, stdio, terminal)
+    except BaseException:
+        line.send(NOT_STARTED)
+        raise
     close(stdio)
     line.send(PID.pack(main))
     if main <= 0:

@@ -13,7 +13,7 @@ from .shepherd import resize
 from .talk import MAX_UNREAD_INPUT, Talk
 from .wire import Broken, Connection
 
-END_OF_INPUT = b"\4"  # as a terminal takes it at the beginning of a line
+END_OF_INPUT = b"\4\4"  # a terminal takes the first one as the end of a line that was begun
 Json = dict[str, Any]
 Reply = tuple[Json, bytes]
 

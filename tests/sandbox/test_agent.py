@@ -76,3 +76,35 @@ def test_the_agent_imports_nothing_but_the_standard_library_and_itself() -> None
                             capture_output=True, text=True, check=True)  # fmt: skip
     foreign = {name.split(".")[0] for name in answer.stdout.split()} - set(sys.stdlib_module_names) - {"__main__"}
     assert foreign == {"agent"}
+
+
+FULL = """
+import asyncio, resource, sys
+from pathlib import Path
+from sandbox import FakeDriver, SandboxBusy, SandboxSpec
+
+async def main():
+    driver = FakeDriver(Path(sys.argv[1]))
+    handle = await driver.create(SandboxSpec("full", "session", "tenant", 1))
+    sandbox = await driver.attach(handle)
+    try:
+        for i in range(40):
+            call = await sandbox.start(f"k{i}", ["bash", "-c", "sleep 1000 &"], keep_background=True)
+            assert (await call.result()).reason == "exit"
+    except SandboxBusy:
+        print("busy", await sandbox.busy() > 0)
+    await sandbox.killall()
+    while await sandbox.busy():
+        await asyncio.sleep(0.01)
+    print((await (await sandbox.start("last", ["echo", "again"])).result()).output)
+    await sandbox.close()
+    await driver.release(handle)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (440, 440))
+asyncio.run(main())
+"""
+
+
+def test_calls_that_take_every_descriptor_stop_further_calls_and_not_the_agent(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("busy True\nb'again\\n'\n", "")

@@ -416,3 +416,11 @@ async def test_an_environment_that_is_too_large_is_told_or_refused_and_a_wrong_o
         with pytest.raises(SandboxUsageError, match=says):
             await run(sandbox, "true", key="k", env=env)
     assert await sandbox.lookup("k") is None
+
+
+@pytest.mark.isolated
+async def test_a_tool_that_kills_whatever_it_can_has_run_once(sandbox: Sandbox) -> None:
+    for _ in range(25):
+        result = await bash(sandbox, "echo x >>ran; kill -9 -1")
+        assert (result.reason, result.code) == ("signal", 9)
+    assert await sandbox.get("ran") == b"x\n" * 25

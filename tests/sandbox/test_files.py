@@ -500,3 +500,16 @@ async def test_a_verifying_snapshot_has_the_same_root_and_nothing_to_report(sand
     root = await sandbox.snapshot(store)
     again = await sandbox.snapshot(store, verify=True)
     assert (again, again.stale, again.left_out) == (root, (), ())
+
+
+async def test_a_restore_finds_what_a_process_promised_that_ended_before_it_was_in_its_place(
+    sandbox: Sandbox, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store._journal, "_place", never)
+    root = snapshots.seed({"a/b.txt": b"promised", "c.txt": b"too"}, store)
+    assert [path.name for path in store.root.iterdir()] == ["journal"]
+    await sandbox.restore(root, BlobStore(store.root))
+    assert await sandbox.get("a/b.txt") == b"promised"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 from sandbox import BlobStore, Driver
 from tests.sandbox.conftest import Make, bash
@@ -70,3 +72,22 @@ async def test_a_pause_outlives_its_connection_and_a_snapshot_leaves_it_as_it_is
     assert (await call.result()).reason == "signal"
     await other.resume()
     await other.close()
+
+
+async def test_a_connection_that_ends_while_its_start_waits_is_nobody_else_s_affair(driver: Driver, make: Make) -> None:
+    handle, sandbox = await make()
+    await sandbox.pause()
+    first, second = await driver.attach(handle), await driver.attach(handle)
+    waiting = [asyncio.create_task(bash(each, "echo begun", timeout_s=20)) for each in (first, second)]
+    for each in (first, second):
+        await each.busy()  # its start has come before
+    os.kill(handle.pid, signal.SIGSTOP)
+    resumed = asyncio.create_task(sandbox.resume())
+    await asyncio.sleep(0.05)
+    await first.close()  # after the word to go on, which the agent has not read yet
+    os.kill(handle.pid, signal.SIGCONT)
+    await resumed
+    assert (await waiting[1]).output == b"begun\n"
+    waiting[0].cancel()
+    await asyncio.gather(waiting[0], return_exceptions=True)
+    await second.close()

@@ -254,3 +254,56 @@ async def test_whatever_is_claimed_and_released_in_whatever_order_nothing_is_lef
         await asyncio.gather(*(driver.release(handle) for handle in held))
     assert await driver.found() == []
     assert not book.names
+
+
+class Picky(Unwilling):
+    """Starts nothing of one shape."""
+
+    async def create(self, wanted: SandboxSpec) -> Handle:
+        if wanted.limits.pids == 9:
+            raise CreateFailed("that image is nowhere")
+        return await self.driver.create(wanted)
+
+
+async def test_a_shape_that_cannot_be_started_takes_no_spare_from_the_others(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.pool.RETRY_S", 0.01)
+    hopeless = replace(LIMITS, pids=9)
+    async with filled(Pool(Picky(driver), PATTERN, ALWAYS), 1) as pool:  # type: ignore[arg-type]
+        for i in range(3):
+            with pytest.raises(CreateFailed, match="nowhere"):
+                await pool.claim(spec(f"none{i}", limits=hopeless))
+            handle, sandbox, ready = await pool.claim(spec(f"good{i}"))
+            assert ready
+            await sandbox.close()
+            await driver.release(handle)
+            with pytest.raises(CreateFailed, match="nowhere"):
+                await pool.claim(spec(f"last{i}", limits=hopeless))
+            await until(pool, 1)
+
+
+class LostBook(Book):
+    lost = True
+
+    async def announce(self, sandbox_id: str) -> None:
+        if self.lost:
+            raise ConnectionError("the database does not answer")
+        await super().announce(sandbox_id)
+
+    withdraw = announce
+
+
+async def test_a_book_that_is_away_stops_the_pool_only_as_long_as_it_is(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.pool.RETRY_S", 0.01)
+    book = LostBook()
+    async with Pool(driver, PATTERN, ALWAYS, book) as pool:
+        while pool.figures().failure is None:
+            await asyncio.sleep(0.01)
+        assert "does not answer" in str(pool.figures().failure)
+        book.lost = False
+        await until(pool, 1)
+        book.lost = True
+    assert await driver.found() == []

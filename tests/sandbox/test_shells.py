@@ -120,3 +120,15 @@ async def test_a_command_has_the_name_of_its_call_and_no_descriptor_of_the_shell
     assert (await ran(sandbox, "echo $TENUTO_CALL_KEY", "a/call")).result.output == b"a/call\n"
     assert (await said(sandbox, "ls /proc/self/fd")).split() == [b"0", b"1", b"2", b"3"]
     assert (await bash(sandbox, "ls /proc/self/fd")).output.split() == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_word_for_a_loop_that_is_not_there_ends_the_command_and_not_the_shell(sandbox: Sandbox) -> None:
+    for word in ("continue", "break", "for i in 1 2; do continue 2; done", "while :; do break 2; done"):
+        one = await ran(sandbox, f"kept=yes; echo one; {word}; echo two")
+        assert (one.result.output, one.result.reason, one.over) == (b"one\n", "exit", False)
+        assert await said(sandbox, "echo $kept") == b"yes\n"
+
+
+async def test_files_that_a_command_opens_for_the_shell_stay_open_for_the_next_one(sandbox: Sandbox) -> None:
+    assert await said(sandbox, "exec 8<>eight 9>nine; echo opened >&9") == b""
+    assert await said(sandbox, "echo again >&9; echo 8 >&8; cat nine eight") == b"opened\nagain\n8\n"

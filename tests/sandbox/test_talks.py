@@ -238,3 +238,28 @@ async def test_what_was_begun_since_a_write_is_killed_and_nothing_older(sandbox:
     await sandbox.start("new", ["bash"], stdin_open=True)
     with pytest.raises(SandboxUsageError, match="never written"):
         await sandbox.kill("new", since="nothing")
+
+
+async def test_a_terminal_whose_input_is_closed_in_the_middle_of_a_line_ends_all_the_same(sandbox: Sandbox) -> None:
+    call = await sandbox.start("k", ["cat"], terminal=(24, 80))
+    await sandbox.write("k", b"half")
+    await sandbox.close_stdin("k")
+    assert (await call.result()).code == 0
+
+
+@pytest.mark.parametrize("size", [(0, 80), (-1, 80), (24, 70_000), ("a", 80)])
+async def test_a_terminal_of_no_size_is_refused_and_costs_nobody_a_connection(
+    sandbox: Sandbox, size: tuple[int, int]
+) -> None:
+    await sandbox.start("k", ["sleep", "1000"], terminal=(24, 80))
+    for refused in (sandbox.resize("k", *size), sandbox.start("other", ["true"], terminal=size)):
+        with pytest.raises(SandboxUsageError, match="rows and columns"):
+            await refused
+    assert await sandbox.busy() == 1
+
+
+async def test_a_tool_that_closes_its_terminal_before_it_ends_says_how_it_ended(sandbox: Sandbox) -> None:
+    code = "import os, time; [os.close(fd) for fd in (0, 1, 2)]; time.sleep(0.1); os._exit(7)"
+    call = await sandbox.start("k", ["python3", "-c", code], terminal=(24, 80))
+    result = await call.result()
+    assert (result.reason, result.code) == ("exit", 7)

@@ -138,3 +138,26 @@ async def test_a_sandbox_is_given_up_only_by_who_has_its_session_and_when_nothin
     assert await sandboxes.give_up(db, story.session_id, owner.epoch - 1) is None
     assert await sandboxes.give_up(db, story.session_id, owner.epoch) == {"pid": 1}
     assert await sandboxes.of_session(db, story.session_id) is None
+
+
+async def test_a_step_that_begins_keeps_its_sandbox_also_when_it_is_about_to_be_given_up(db):
+    story = Story(db)
+    owner = await story.placed()
+    await sandboxes.open_one(db, fleet.DEFAULT_TENANT, story.session_id, "sb", owner.node_id, "fake")
+    await sandboxes.keep(db, "sb", {"pid": 1})
+    begun = asyncio.Event()
+    waits = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+    async def begin(connection):
+        await connection.execute("UPDATE sessions SET state = 'tool_running' WHERE session_id = $1", story.session_id)
+        begun.set()
+        while not await db.fetch(waits):
+            await asyncio.sleep(0.01)
+
+    beginning = asyncio.create_task(db.run(begin))
+    await begun.wait()
+    assert await sandboxes.give_up(db, story.session_id, owner.epoch) is None
+    await beginning
+    assert await sandboxes.give_up(db, story.session_id, owner.epoch) is None
+    await db.execute("UPDATE sessions SET state = 'thinking' WHERE session_id = $1", story.session_id)
+    assert await sandboxes.give_up(db, story.session_id, owner.epoch) == {"pid": 1}

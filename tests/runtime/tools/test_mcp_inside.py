@@ -138,6 +138,13 @@ async def test_a_secret_of_the_environment_reaches_no_result_event_or_transcript
     assert "hunter22" not in "".join(node.services.tokenizer.decode(each["token_ids"]) for each in segments)
 
 
+async def test_what_another_tool_finds_out_of_a_server_s_secret_is_told_to_nobody(node: Node) -> None:
+    session = await node.session([STDIO, "bash"])
+    look = ("bash", {"command": "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep SECRET_WORD"})
+    _, found = await node.called(session, ("counting__add", {"a": 1, "b": 2}), look)
+    assert set(found["output"].splitlines()) == {b"SECRET_WORD=***"}
+
+
 async def test_a_server_that_cannot_start_fails_the_message_in_a_sentence(node: Node) -> None:
     session = await node.session([{**STDIO, "command": ["no-such-server"]}])
     with pytest.raises(InvalidRequest, match=r"'counting' did not say what it offers: .*not found"):
