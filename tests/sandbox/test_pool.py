@@ -191,18 +191,6 @@ class Unwilling:
         return await self.driver.create(wanted)
 
 
-class Picky(Unwilling):
-    """Starts what has the usual limits."""
-
-    refused = 0
-
-    async def create(self, wanted: SandboxSpec) -> Handle:
-        if wanted.limits != LIMITS:
-            self.refused += 1
-            raise CreateFailed("no room for that")
-        return await self.driver.create(wanted)
-
-
 async def test_a_driver_that_starts_nothing_is_said_is_not_asked_without_end_and_may_recover(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,25 +206,6 @@ async def test_a_driver_that_starts_nothing_is_said_is_not_asked_without_end_and
         unwilling.broken = False
         await until(pool, 1)
         assert pool.figures().failure is None
-
-
-async def test_a_shape_that_cannot_be_made_keeps_no_other_from_being_ready(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sandbox.pool.LONGEST_RETRY_S", 3600.0)
-    monkeypatch.setattr("sandbox.pool.RETRY_S", 3600.0)
-    picky = Picky(driver)
-    async with filled(Pool(picky, PATTERN, ALWAYS), 1) as pool:  # type: ignore[arg-type]
-        with pytest.raises(CreateFailed, match="no room"):
-            await pool.claim(spec("wide", limits=replace(LIMITS, workspace_bytes=64 << 20)))
-        while picky.refused < 2:  # the claim's, and that of a spare
-            await asyncio.sleep(0.01)
-        handle, sandbox, ready = await pool.claim(spec("a"))
-        assert ready
-        await sandbox.close()
-        await until(pool, 1)
-        assert pool.figures().failure is None
-        await driver.release(handle)
 
 
 async def test_whatever_is_claimed_and_released_in_whatever_order_nothing_is_left(driver: Driver) -> None:
