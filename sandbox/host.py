@@ -27,7 +27,7 @@ def must_fit(limits: Limits) -> None:
     if limits.footprint_bytes > have:
         raise BadSpec(
             f"a sandbox with these limits may use {limits.footprint_bytes >> 20} MiB (its files are in memory too), and"
-            f" this machine has {have >> 20}: lower memory_bytes, workspace_bytes or tmp_bytes"
+            f" this machine has {have >> 20}: lower memory_bytes or workspace_bytes"
         )
 
 
