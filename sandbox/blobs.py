@@ -75,7 +75,7 @@ class BlobStore:
                     list(pool.map(_write, parts, new.values()))
             for part, digest in zip(parts, new, strict=True):
                 os.replace(part, self._name(digest))
-        except OSError:
+        except BaseException:
             for part in parts:
                 with suppress(FileNotFoundError):
                     os.unlink(part)

@@ -86,7 +86,7 @@ class Journal:
                 blobs = dict(self.pending)
             try:
                 self._place(blobs)
-            except OSError:
+            except Exception:  # also where no thread can be started: nobody else would ever place them
                 wait_s = RETRY_S  # they are safe where they are
                 continue
             wait_s = None

@@ -193,15 +193,16 @@ def test_the_journal_is_emptied_when_every_file_is_durable_and_not_before(
     assert path.stat().st_size == 0
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("can't start new thread")])
 def test_a_disk_that_takes_no_files_loses_nothing_and_is_asked_again(
-    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr("sandbox.journal.RETRY_S", 0.01)
     replace, refused = os.replace, threading.Event()
 
     def full(*_: object) -> None:
         refused.set()
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(os, "replace", full)
     digest = store.put(b"one")
