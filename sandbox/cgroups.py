@@ -108,6 +108,13 @@ def remove(folders: list[str]) -> None:
                 time.sleep(0.005)
 
 
+def of_container(container: str) -> list[str]:
+    """Groups that Docker made for a container, whichever their parent: an engine that was killed may forget them."""
+    root = Path("/sys/fs/cgroup")
+    patterns = (f"*/*/{container}", f"*/{container}", f"*/docker-{container}.scope")
+    return [str(path) for pattern in patterns for path in root.glob(pattern)]
+
+
 def find() -> Cgroups | None:
     """Where this process may make groups and move its children into them, tried with a real one; None if nowhere."""
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from . import host, image, images, seccomp, unstopped
+from . import cgroups, host, image, images, seccomp, unstopped
 from .driver import Sandbox
 from .errors import CreateFailed, NoSandbox, SandboxFailure, SandboxLost
 from .launch import confirmed
@@ -267,13 +267,17 @@ class DockerDriver:
 
     def _remove(self, sandbox_id: str) -> None:
         """Removes the container whatever its state. One that the engine cannot remove in time is quarantined."""
+        groups: list[str] = []
         try:
+            facts = self.engine.inspect(self._container(sandbox_id))
+            groups = cgroups.of_container(facts["Id"]) if facts is not None and os.getuid() == 0 else []
             self.engine.ask("rm", "--force", "--volumes", self._container(sandbox_id))
         except SandboxFailure as error:
             if "no such" not in str(error).lower():
                 self.quarantined.add(sandbox_id)
                 raise
         self.quarantined.discard(sandbox_id)
+        cgroups.remove(groups)  # gone already, but where the engine was killed while it made or removed the container
         host.return_uid(self.home, sandbox_id)
         self.records.remove(sandbox_id)
 

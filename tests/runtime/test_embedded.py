@@ -201,7 +201,7 @@ async def test_what_a_dead_postmaster_left_is_waited_for(home: Path) -> None:
     server.data.mkdir(parents=True)
     left = await asyncio.create_subprocess_exec("sleep", "600", cwd=server.data)
     assert server.lingering() == [left.pid]
-    await asyncio.to_thread(server.settle, 2.0)
+    await asyncio.to_thread(server.settle, 4.0)
     assert await left.wait() == -signal.SIGQUIT
     assert server.lingering() == []
     shutil.rmtree(server.socket_dir)
