@@ -199,7 +199,9 @@ def test_the_owner_of_the_data_stays_its_account(home: Path) -> None:
 async def test_what_a_dead_postmaster_left_is_waited_for(home: Path) -> None:
     server = PostgresServer(settings_of(home))
     server.data.mkdir(parents=True)
-    left = await asyncio.create_subprocess_exec("sleep", "600", cwd=server.data)
+    # A shell that starts its jobs in the background has them ignore SIGQUIT, and whoever they start too.
+    heeding = ["env", "--default-signal=QUIT", "sleep", "600"]
+    left = await asyncio.create_subprocess_exec(*heeding, cwd=server.data)
     assert server.lingering() == [left.pid]
     await asyncio.to_thread(server.settle, 4.0)
     assert await left.wait() == -signal.SIGQUIT

@@ -133,7 +133,8 @@ async def test_what_a_call_was_to_leave_running_lives_on_and_dies_with_the_call_
 ) -> None:
     result = await python(sandbox, ESCAPES, key="k", keep_background=True)
     assert result.ok
-    assert (result.output, result.background) == (b"ready\n", 2)
+    assert result.output == b"ready\n"
+    assert result.background in (2, 3)  # the one in between of a double fork may not be gone yet
     await sandbox.kill("k")
     assert await sandbox.killall() == []
 
@@ -142,7 +143,8 @@ async def test_what_a_call_leaves_in_the_background_unasked_is_over_when_the_cal
     await sandbox.start("other", ["sleep", "1000"])
     result = await python(sandbox, ESCAPES)
     assert result.ok
-    assert (result.output, result.background) == (b"ready\n", 2)
+    assert result.output == b"ready\n"
+    assert result.background in (2, 3)  # the one in between of a double fork may not be gone yet
     assert [name.split()[1] for name in await sandbox.killall()] == ["sleep"]
     assert (await bash(sandbox, "true")).background == 0
 
