@@ -21,10 +21,11 @@ from temporalio.service import RPCError
 
 from runtime.errors import StaleEpoch, TenutoError
 from runtime.steps import Services
+from runtime.steps.resting import release
 from runtime.steps.sharing import share
 from runtime.store import events, fleet, placement, sandboxes
 from runtime.store.values import Event
-from sandbox import Handle, SandboxError
+from sandbox import Handle
 from workflows.contract import node_queue, workflow_id
 from workflows.session import SessionWorkflow
 
@@ -98,10 +99,7 @@ class Drain:
             await self._tell(row, Event("kv.offloaded", about))
         handle = await sandboxes.give_up(self._s.db, session_id, row["epoch"])
         if handle is not None:
-            try:
-                await self._s.driver.release(Handle.from_json(handle))
-            except SandboxError as error:
-                log.warning("the sandbox of %s is left to the reaper: %s", session_id, error)
+            await release(self._s.driver, Handle.from_json(handle))
         await self._say_to(session_id)
 
     async def _tell(self, row: dict[str, Any], event: Event) -> None:

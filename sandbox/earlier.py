@@ -7,16 +7,12 @@ to a ping which protocol they speak; the first one said nothing, had no secrets,
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import Any
 
-from . import snapshots
+from . import snapshots, workspace
 from .blobs import BlobStore
 from .client import Channel
-from .errors import OperationFailed
 from .spec import Snapshot
-
-PIECE = 4 << 20
 
 
 def request_of_first(request: dict[str, Any]) -> dict[str, Any]:
@@ -30,23 +26,11 @@ async def snapshot(channel: Channel, store: BlobStore) -> Snapshot:
     try:
         header, _ = await channel.request("scan")
         root, folders = snapshots.pack(header["tree"])
-        new = {digest: (path, size) for path, digest, size in snapshots.files(header["tree"])}
-        for digest, (path, size) in new.items():
-            if not store.has(digest):
-                await asyncio.to_thread(store.put, await _file(channel, path, size, digest))
+        files = snapshots.files(header["tree"])
+        new = {digest: (path, "f", size) for path, digest, size in files if not store.has(digest)}
+        for batch in workspace.batches(new):
+            await asyncio.to_thread(store.put_many, await workspace.read_batch(channel, batch))
         await asyncio.to_thread(store.put_many, list(folders.values()))
         return Snapshot(root)
     finally:
         await channel.request("thaw")
-
-
-async def _file(channel: Channel, path: str, size: int, digest: str) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        _, body = await channel.request("read", items=[[path, len(data), PIECE]])
-        if not body:
-            break
-        data += body
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise OperationFailed(f"{path} changed while the workspace was read")
-    return bytes(data)

@@ -147,9 +147,9 @@ class Pool:
         if shelf is None:
             return None
         self._last_claim = now
+        self._changed.set()  # the refillers wake when this waits
         while shelf.ready:
             handle, sandbox = shelf.ready.popleft()
-            self._changed.set()
             taken = await _taken(handle, sandbox, spec)
             if taken is not None:
                 return taken
@@ -157,7 +157,7 @@ class Pool:
             leaving = asyncio.create_task(self._discard(handle, sandbox))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
-        self._changed.set()
+            self._changed.set()
         return None
 
     async def start(self, spec: SandboxSpec) -> tuple[Handle, Sandbox]:

@@ -82,6 +82,11 @@ def _inside(path: str) -> str:
     return "./" + path.removeprefix("/work/").lstrip("/")
 
 
+def _bash(arguments: Mapping[str, str]) -> Command:
+    return ["bash", "-c", arguments["command"]], b""
+
+
+COMMAND_LINE = _schema(command=("a bash command line", 1, 2000))
 TOOLS: Mapping[str, BuiltinTool] = MappingProxyType({
     tool.name: tool
     for tool in (
@@ -95,16 +100,16 @@ TOOLS: Mapping[str, BuiltinTool] = MappingProxyType({
         BuiltinTool(
             "bash",
             "Run a bash command in the workspace and return its output.",
-            _schema(command=("a bash command line", 1, 2000)),
+            COMMAND_LINE,
             "sandboxed",
-            lambda arguments: (["bash", "-c", arguments["command"]], b""),
+            _bash,
         ),
         BuiltinTool(
             "shell",
             "Run a command in a bash that stays: the folder it is in, variables and jobs are there in the next call.",
-            _schema(command=("a bash command line", 1, 2000)),
+            COMMAND_LINE,
             "sandboxed",
-            lambda arguments: (["bash", "-c", arguments["command"]], b""),
+            _bash,
             stateful=True,
         ),
         BuiltinTool(

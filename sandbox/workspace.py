@@ -59,8 +59,8 @@ async def snapshot(channel: Channel, store: BlobStore, verify: bool = False) -> 
         while missing := await asyncio.to_thread(new.find):
             await look.fetch(missing)
         blobs: list[bytes] = []
-        for batch in _batches(new.files):
-            blobs += await _read_batch(channel, batch)
+        for batch in batches(new.files):
+            blobs += await read_batch(channel, batch)
             if len(blobs) > BATCH_FILES or sum(map(len, blobs)) > PIECE:
                 await asyncio.to_thread(store.put_many, blobs)
                 blobs = []
@@ -73,7 +73,7 @@ async def snapshot(channel: Channel, store: BlobStore, verify: bool = False) -> 
 Batch = list[tuple[str, str, str, int]]  # hash, path, kind, size
 
 
-def _batches(files: Mapping[str, tuple[str, str, int]]) -> Iterator[Batch]:
+def batches(files: Mapping[str, tuple[str, str, int]]) -> Iterator[Batch]:
     batch: Batch = []
     room = PIECE
     for digest, (path, kind, size) in files.items():
@@ -86,7 +86,7 @@ def _batches(files: Mapping[str, tuple[str, str, int]]) -> Iterator[Batch]:
         yield batch
 
 
-async def _read_batch(channel: Channel, batch: Batch) -> list[bytes]:
+async def read_batch(channel: Channel, batch: Batch) -> list[bytes]:
     if batch[0][2] == "s":
         blobs = [await _runs(channel, batch[0][1], batch[0][3])]
     elif len(batch) == 1:

@@ -49,8 +49,15 @@ async def _create(s: Services, owner: Owner, attempt: Attempt, config: SessionCo
     tenant_id = attempt.session.tenant_id
     limits = limits_of(config)
     spec = SandboxSpec(new_id("sb"), owner.session_id, tenant_id, owner.epoch, limits, s.volumes, image=config.image)
-    handle, sandbox, ready = await _claim(s, spec)
+    # In either case the record names the sandbox as the session's before it is used.
+    spare = await s.pool.take(spec)
+    ready = spare is not None
+    if spare is None:
+        await _open(s, spec, spec.sandbox_id)
+    handle, sandbox = spare or await s.pool.start(spec)
     try:
+        if ready:
+            await _open(s, spec, handle.sandbox_id)
         root = await sandboxes.left(s.db, owner.session_id, root)
         if not (ready and root == EMPTY):
             await sandbox.restore(root, s.blobs)
@@ -66,21 +73,8 @@ async def _create(s: Services, owner: Owner, attempt: Attempt, config: SessionCo
     return handle.sandbox_id, sandbox
 
 
-async def _claim(s: Services, spec: SandboxSpec) -> tuple[Handle, Sandbox, bool]:
-    """A spare, or one that is made now; in either case the record names it as the session's before it is used."""
-    spare = await s.pool.take(spec)
-    if spare is None:
-        await sandboxes.open_one(s.db, spec.tenant_id, spec.session_id, spec.sandbox_id, s.node_id, s.driver.name)
-        return *await s.pool.start(spec), False
-    handle, sandbox = spare
-    try:
-        await sandboxes.take_spare(s.db, spec.tenant_id, spec.session_id, handle.sandbox_id, s.node_id, s.driver.name)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            await sandbox.close()
-            await s.driver.release(handle)
-        raise
-    return handle, sandbox, True
+async def _open(s: Services, spec: SandboxSpec, sandbox_id: str) -> None:
+    await sandboxes.open_one(s.db, spec.tenant_id, spec.session_id, sandbox_id, s.node_id, s.driver.name)
 
 
 def limits_of(config: SessionConfig) -> Limits:

@@ -59,7 +59,7 @@ async def release_idle(s: Services, idle_s: float) -> int:
             continue  # something runs in it, or it has been taken up again
         released += 1
         if ours:
-            await _release(s.driver, handle)
+            await release(s.driver, handle)
         await _tell(s, row)
     return released
 
@@ -91,7 +91,7 @@ async def _forget(s: Services, row: dict[str, Any]) -> bool:
     return await sandboxes.give_up(s.db, row["session_id"], row["epoch"]) is not None
 
 
-async def _release(driver: Driver, handle: Handle) -> None:
+async def release(driver: Driver, handle: Handle) -> None:
     try:
         await driver.release(handle)
     except SandboxError as error:

@@ -10,9 +10,11 @@ from runtime.store.fleet import NODE_ALIVE_S
 
 
 async def open_one(db: Database, tenant_id: str, session_id: str, sandbox_id: str, node_id: str, driver: str) -> None:
-    """Announce a sandbox before it exists, so that the reaper knows it from its first moment."""
+    """Announce a session's sandbox before it exists, so that the reaper knows it from its first moment; or one that was
+    a spare, and is none any more."""
     await db.execute(
-        "INSERT INTO sandboxes (sandbox_id, tenant_id, session_id, node_id, driver, state)"
+        "WITH taken AS (DELETE FROM sandbox_spares WHERE sandbox_id = $1)"
+        " INSERT INTO sandboxes (sandbox_id, tenant_id, session_id, node_id, driver, state)"
         " VALUES ($1, $2, $3, $4, $5, 'creating') ON CONFLICT DO NOTHING",
         sandbox_id,
         tenant_id,
@@ -34,20 +36,6 @@ async def announce_spare(db: Database, sandbox_id: str, node_id: str, boot: str)
 
 async def withdraw_spare(db: Database, sandbox_id: str) -> None:
     await db.execute("DELETE FROM sandbox_spares WHERE sandbox_id = $1", sandbox_id)
-
-
-async def take_spare(db: Database, tenant_id: str, session_id: str, sandbox_id: str, node_id: str, driver: str) -> None:
-    """Like `open_one`, for one that exists: it is the session's from now on, and no spare any more."""
-    await db.execute(
-        "WITH taken AS (DELETE FROM sandbox_spares WHERE sandbox_id = $1)"
-        " INSERT INTO sandboxes (sandbox_id, tenant_id, session_id, node_id, driver, state)"
-        " VALUES ($1, $2, $3, $4, $5, 'creating') ON CONFLICT DO NOTHING",
-        sandbox_id,
-        tenant_id,
-        session_id,
-        node_id,
-        driver,
-    )
 
 
 async def forget_spares(db: Database, node_id: str, boot: str) -> None:
