@@ -8,6 +8,7 @@ EngineError
  │    ├── DownloadError         the wheels could not be had, or were not what the catalogue says
  │    └── TemplateError         the file's chat template cannot be used
  ├── BackendUnavailable         the backend that was asked for cannot be built, or cannot run the model here
+ │    └── UnsupportedShape      a kernel does not support a shape that the model needs
  ├── RequestError               the caller asked for something impossible; carries a stable `code`
  │    └── ToolSchemaError       a tool whose schema cannot become a grammar (code bad_grammar)
  └── EngineFault                ours
@@ -62,6 +63,10 @@ class TemplateError(ModelError):
 
 class BackendUnavailable(EngineError):
     """A backend cannot be built here, or cannot run the model; the message says why."""
+
+
+class UnsupportedShape(BackendUnavailable):
+    """A kernel does not support this shape; the message names the shape, what is supported and the setting."""
 
 
 class RequestError(EngineError):
