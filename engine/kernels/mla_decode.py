@@ -176,7 +176,7 @@ def mla_decode(
         SPLIT=taken.split_tokens,
         num_warps=taken.num_warps,
         num_stages=taken.num_stages,
-        enable_fp_fusion=False,
+        enable_fp_fusion=True,
     )
 
 
