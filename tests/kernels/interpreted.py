@@ -33,7 +33,8 @@ def import_kernels() -> None:
     if early and not sys.modules["triton"].knobs.runtime.interpret:
         raise RuntimeError("triton was imported before tests/kernels could have it interpreted: import it later")
     with interpreted():
-        from engine.kernels import sample, target
+        from engine.kernels import interpreter, sample, target
 
         assert target.INTERPRETED, "engine.kernels was imported before tests/kernels could have it interpreted"
         sample.kernel_names()
+        interpreter.apply()  # its first launch has Triton import the rest of itself
