@@ -65,6 +65,10 @@ class Loaded:
         weights = self.weights(dtype, cache)
         if name == "cpu":
             return cpu_backend(self.facts, weights, pool_blocks, isa)
+        if name == "triton":
+            from engine.backends.triton import Triton
+
+            return Triton(self.facts, weights, pool_blocks=pool_blocks)
         from engine.backends.torch_exact import TorchExact
 
         return TorchExact(self.facts, weights, pool_blocks=pool_blocks, threads=2)
