@@ -24,6 +24,7 @@ import click
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.errors import TritonError
 from triton.runtime.jit import JITFunction
@@ -111,7 +112,8 @@ def _problem(launch: Callable[[], None]) -> tuple[str | None, str | None]:
     except BackendUnavailable as error:
         return str(error), None
     except (TritonError, RuntimeError) as error:  # the passes of the compiler raise the latter
-        return None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        text = " ".join(str(error).split())
+        return None, f"{type(error).__name__}: {text[-200:] if isinstance(error, CompilationError) else text[:300]}"
     return None, None
 
 

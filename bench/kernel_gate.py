@@ -14,6 +14,7 @@ leaves it 32 registers, `smem` stages 24 tiles ahead, `instruction` stages none,
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -106,13 +107,16 @@ def _targets(lines: Iterable[Line]) -> list[str]:
 
 
 def worst_errors(lines: Sequence[Line]) -> dict[str, Line]:
-    """By kernel, the sample that comes closest to its bound."""
-    closest: dict[str, Line] = {}
-    for line in evidence.only(lines, "worst"):
-        before = closest.get(line["kernel"])
-        if before is None or not line["worst"] / line["bound"] <= before["worst"] / before["bound"]:
-            closest[line["kernel"]] = line
-    return closest
+    """By kernel, the sample that comes closest to its bound, or goes furthest beyond it."""
+    ordered = sorted(evidence.only(lines, "worst"), key=_part_of_bound)
+    return {line["kernel"]: line for line in ordered}
+
+
+def _part_of_bound(line: Line) -> float:
+    """NaN is the worst; a copy's bound is zero."""
+    if math.isnan(line["worst"]):
+        return math.inf
+    return float(line["worst"] / line["bound"]) if line["bound"] else math.copysign(math.inf, line["worst"] - 1e-300)
 
 
 def report(lines: Sequence[Line]) -> list[str]:

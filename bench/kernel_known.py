@@ -1,4 +1,4 @@
-"""What the compile gate lets pass, each with its reason. One that no longer occurs is an error as well: strike it out."""
+"""What the compile gate lets pass, each with its reason. What no longer occurs is an error too: strike it out."""
 
 from __future__ import annotations
 

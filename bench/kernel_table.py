@@ -29,8 +29,9 @@ def findings(line: Line) -> list[Finding]:
 
 
 def compiled(lines: Sequence[Line], target: str) -> int:
-    """How many kernels have at least one sample that compiled for this target."""
-    return len({line["kernel"] for line in lines if line["target"] == target and line["compiled"]})
+    """How many kernels compile for this target: every sample that the launch does not refuse, and one at least."""
+    here = [line for line in lines if line["target"] == target]
+    return len({line["kernel"] for line in here if line["compiled"]} - {x["kernel"] for x in here if x["failed"]})
 
 
 def table(lines: Sequence[Line], errors: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -44,11 +45,11 @@ def table(lines: Sequence[Line], errors: Mapping[str, Mapping[str, Any]]) -> lis
 
 def _row(kernel: str, lines: Sequence[Line], targets: Sequence[str], error: Mapping[str, Any] | None) -> list[str]:
     by_target = {t: [x for x in lines if x["kernel"] == kernel and x["target"] == t] for t in targets}
-    built = [t for t in targets if any(line["compiled"] for line in by_target[t])]
+    built = sum(compiled(ones, target) for target, ones in by_target.items())
     spills = sum(_most(ones, "spills") or 0 for ones in by_target.values())
     return [
         kernel,
-        f"{len(built)}/{len(targets)}",
+        f"{built}/{len(targets)}",
         *(_text(_most(by_target[t], "registers")) for t in targets),
         *(_text(_most(by_target[t], "shared_bytes"), 1024) for t in targets),
         str(spills),
