@@ -42,9 +42,9 @@ def _kernel(
     slot = tl.load(slot_ptr + t).to(tl.int64)
     page_at = slot // PAGE * kv_block + slot % PAGE * kv_row
     if head >= HEADS + KV_HEADS:
-        out = v_ptr + page_at + (head - HEADS - KV_HEADS) * kv_head
-        tl.store(out + i, (a * inverse_v).to(v_ptr.dtype.element_ty), mask=slot >= 0)
-        tl.store(out + HALF + i, (b * inverse_v).to(v_ptr.dtype.element_ty), mask=slot >= 0)
+        v_at = v_ptr + page_at + (head - HEADS - KV_HEADS) * kv_head
+        tl.store(v_at + i, (a * inverse_v).to(v_ptr.dtype.element_ty), mask=slot >= 0)
+        tl.store(v_at + HALF + i, (b * inverse_v).to(v_ptr.dtype.element_ty), mask=slot >= 0)
     else:
         if NORM:
             scale = 1.0 / tl.sqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
@@ -57,13 +57,13 @@ def _kernel(
         first = a * cos - b * sin
         second = b * cos + a * sin
         if head < HEADS:
-            out = q_ptr + t * q_t + head * D
-            tl.store(out + i, first.to(q_ptr.dtype.element_ty))
-            tl.store(out + HALF + i, second.to(q_ptr.dtype.element_ty))
+            q_at = q_ptr + t * q_t + head * D
+            tl.store(q_at + i, first.to(q_ptr.dtype.element_ty))
+            tl.store(q_at + HALF + i, second.to(q_ptr.dtype.element_ty))
         else:
-            out = k_ptr + page_at + (head - HEADS) * kv_head
-            tl.store(out + i, (first * inverse_k).to(k_ptr.dtype.element_ty), mask=slot >= 0)
-            tl.store(out + HALF + i, (second * inverse_k).to(k_ptr.dtype.element_ty), mask=slot >= 0)
+            k_at = k_ptr + page_at + (head - HEADS) * kv_head
+            tl.store(k_at + i, (first * inverse_k).to(k_ptr.dtype.element_ty), mask=slot >= 0)
+            tl.store(k_at + HALF + i, (second * inverse_k).to(k_ptr.dtype.element_ty), mask=slot >= 0)
 
 
 def rope_kv_write(
