@@ -6,7 +6,7 @@ A driver that only says which target it is makes Triton specialise and compile e
 kernels are then not run. Prints a JSON line for each sample of each kernel:
 
     {"kernel", "sample", "target", "triton", "refused": sentence or null, "failed": the compiler's error or null,
-     "missing": classes wanted and not there,
+     "missing": classes wanted and not there, "unsaid": kernels launched with no word on `enable_fp_fusion`,
      "compiled": [{"name", "registers", "shared_bytes", "spills", "instructions"}]}
 
 Triton prints assembly that its assembler refuses, so other lines may stand between them.
@@ -15,9 +15,10 @@ Triton prints assembly that its assembler refuses, so other lines may stand betw
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,6 +44,15 @@ SABOTAGES: dict[str, dict[str, int]] = {
 }
 
 
+@dataclass(frozen=True)
+class Launched:
+    """`says_fusion`: the launch says whether products and sums may be fused, which versions of Triton differ in."""
+
+    name: str
+    compiled: Any
+    says_fusion: bool
+
+
 class NoDevice:
     """A driver of a target that is not there."""
 
@@ -66,14 +76,14 @@ class NoDevice:
 
 
 @contextmanager
-def compiling(target: Target, options: dict[str, int]) -> Iterator[list[tuple[str, Any]]]:
-    """Within it a launch compiles and does nothing else. Yields the list of (name, compiled kernel) as it grows."""
-    launched: list[tuple[str, Any]] = []
+def compiling(target: Target, options: dict[str, int]) -> Iterator[list[Launched]]:
+    """Within it a launch compiles and does nothing else. Yields the list of what was launched as it grows."""
+    launched: list[Launched] = []
     plain = JITFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         compiled = plain(self, *args, grid=grid, warmup=True, **{**kwargs, **options})
-        launched.append((self.fn.__module__.rpartition(".")[2], compiled))
+        launched.append(Launched(self.fn.__module__.rpartition(".")[2], compiled, "enable_fp_fusion" in kwargs))
         return compiled
 
     driver.set_active(NoDevice(target))
@@ -84,15 +94,15 @@ def compiling(target: Target, options: dict[str, int]) -> Iterator[list[tuple[st
         JITFunction.run = plain
 
 
-def compiled_samples(name: str, kernels: Sequence[str], sabotage: str | None) -> Iterator[Line]:
-    known: dict[int, Resources] = {}  # a kernel is compiled once, however many samples launch it
+def compiled_samples(name: str, kernels: Sequence[str], sabotage: str | None, kept: Path) -> Iterator[Line]:
+    known: dict[str, Resources] = {}  # a kernel is compiled once, however many samples launch it
     with compiling(TARGETS[name], SABOTAGES[sabotage] if sabotage else {}) as launched:
         for kernel in kernels:
             for sample in samples_of(kernel, "real"):
                 launched.clear()
                 refused, failed = _problem(sample.launch)
-                taken = {id(one): (module, one) for module, one in launched}
-                known |= {key: resources(one) for key, (_, one) in taken.items() if key not in known}
+                taken = {one.compiled.hash: one for one in launched}
+                known |= {key: resources(one.compiled, kept) for key, one in taken.items() if key not in known}
                 yield {
                     "kernel": kernel,
                     "sample": sample.name,
@@ -100,8 +110,9 @@ def compiled_samples(name: str, kernels: Sequence[str], sabotage: str | None) ->
                     "triton": triton.__version__,
                     "refused": refused,
                     "failed": failed,
-                    "missing": [] if refused or failed else _missing(sample, name, [one for _, one in taken.values()]),
-                    "compiled": [{"name": module, **asdict(known[key])} for key, (module, _) in taken.items()],
+                    "missing": [] if refused or failed else _missing(sample, name, taken.values()),
+                    "unsaid": sorted({one.name for one in launched if not one.says_fusion}),
+                    "compiled": [{"name": one.name, **asdict(known[key])} for key, one in taken.items()],
                 }
 
 
@@ -117,8 +128,8 @@ def _problem(launch: Callable[[], None]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _missing(sample: Sample, target: str, compiled: Sequence[Any]) -> list[str]:
-    text = "\n".join(str(one.asm.get("ptx", one.asm.get("amdgcn"))) for one in compiled)
+def _missing(sample: Sample, target: str, launched: Iterable[Launched]) -> list[str]:
+    text = "\n".join(str(one.compiled.asm.get("ptx", one.compiled.asm.get("amdgcn"))) for one in launched)
     return [wanted for wanted in sample.wants.get(target, ()) if wanted not in text]
 
 
@@ -130,7 +141,7 @@ def main(target: str, chosen: tuple[str, ...], sabotage: str | None) -> None:
     """Compile every sample for one target."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for line in compiled_samples(target, chosen or kernel_names(), sabotage):
+    for line in compiled_samples(target, chosen or kernel_names(), sabotage, Path(triton.knobs.cache.dir)):
         click.echo(json.dumps(line))
 
 

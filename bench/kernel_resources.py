@@ -6,11 +6,13 @@ numbers, so both are read from what was compiled.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,21 @@ class Resources:
     instructions: tuple[str, ...]
 
 
-def resources(compiled: Any) -> Resources:
-    """Of a kernel as `warmup` returns it."""
+def resources(compiled: Any, kept: Path) -> Resources:
+    """Of a kernel as `warmup` returns it; what was read once is kept in that directory, by Triton's own key."""
+    path = kept / f"resources-{compiled.hash}.json"
+    if path.is_file():
+        fields = json.loads(path.read_text())
+        return Resources(**{**fields, "instructions": tuple(fields["instructions"])})
+    found = _read(compiled)
+    kept.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(asdict(found)))
+    new.rename(path)
+    return found
+
+
+def _read(compiled: Any) -> Resources:
     assembly: Mapping[str, Any] = compiled.asm
     shared = int(compiled.metadata.shared)
     if "cubin" not in assembly:
@@ -60,15 +75,12 @@ def _dumped(cubin: bytes) -> tuple[int, int, str]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage, sass = (_cuobjdump(flag, file.name) for flag in ("-res-usage", "-sass"))
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+        call = [str(_TOOL), "-res-usage", "-sass", file.name]
+        text = subprocess.run(call, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
-        raise RuntimeError(f"{_TOOL} names no registers: {usage[-200:]}")
-    return int(found[1]), int(found[2]), sass
-
-
-def _cuobjdump(flag: str, path: str) -> str:
-    return subprocess.run([str(_TOOL), flag, path], capture_output=True, text=True, check=True).stdout
+        raise RuntimeError(f"{_TOOL} names no registers: {text[-200:]}")
+    return int(found[1]), int(found[2]), text
 
 
 def _amd(text: str, shared: int) -> Resources:

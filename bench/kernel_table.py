@@ -24,6 +24,7 @@ def findings(line: Line) -> list[Finding]:
         if one["shared_bytes"] > limit:
             found.append(("smem", f"{one['name']} wants {one['shared_bytes']} B of shared memory, {limit} B are there"))
     found += [("instruction", f"no {wanted} in what was compiled") for wanted in line["missing"]]
+    found += [("fusion", f"the launch of {name} does not say enable_fp_fusion") for name in line["unsaid"]]
     version = ".".join(line["triton"].split(".")[:2])
     return [Finding(line["kernel"], line["sample"], line["target"], kind, version, text) for kind, text in found]
 
