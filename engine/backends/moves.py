@@ -30,7 +30,7 @@ class Moved(Protocol):
 class Copied:
     """Host copies of pages, which hold once `ready` is done. They never change after that."""
 
-    pages: list[bytes]
+    pages: Sequence[bytes | memoryview]
     ready: Moved
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from engine.backends.checks import check_tiles
 from engine.backends.face import Logits, Tile
+from engine.backends.groups import by_sequence
 from engine.backends.memory import pool_memory
 from engine.backends.moves import Arrival, HostPages, WholeArrival
 from engine.errors import BackendUnavailable
@@ -93,7 +94,7 @@ class TorchExact(HostPages):
         with torch.inference_mode():
             hidden = [self._embed_tile(tile) for tile in tiles]  # each [16, H] fp32
             ropes = [self._rope_rows(tile) for tile in tiles]
-            groups = _by_sequence(tiles)
+            groups = by_sequence(tiles)
             for index, layer in enumerate(self._layers):
                 self._attend(index, layer, tiles, hidden, ropes, groups)
                 self._feed(layer, hidden)
@@ -263,15 +264,3 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate halves: x [heads, 16, d], cos and sin [16, d/2]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def _by_sequence(tiles: Sequence[Tile]) -> list[list[int]]:
-    """Indices of tiles, those of one sequence together: a later tile's blocks begin with an earlier one's."""
-    groups: list[list[int]] = []
-    for at, tile in enumerate(tiles):
-        last = tiles[groups[-1][-1]].blocks if groups else ()
-        if last and tile.blocks[: len(last)] == last and len(tile.blocks) > len(last):
-            groups[-1].append(at)
-        else:
-            groups.append([at])
-    return groups
