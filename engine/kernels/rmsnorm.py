@@ -66,7 +66,7 @@ def rmsnorm(delta: Tensor | None, residual: Tensor, weight: Tensor, out: Tensor,
     _kernel[(triton.cdiv(rows, config.rows),)](
         residual if delta is None else delta, residual, weight, out, rows, width, eps,
         residual.stride(0) if delta is None else delta.stride(0), residual.stride(0), out.stride(0),
-        ADD=delta is not None, ROWS=config.rows, BLOCK=block, num_warps=config.num_warps,
+        ADD=delta is not None, ROWS=config.rows, BLOCK=block, num_warps=config.num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -60,9 +60,9 @@ def _kernel(
     page_at = slot // PAGE * kv_block + slot % PAGE * kv_row
     written = slot >= 0
     if head >= HEADS + KV_HEADS:
-        out = v_ptr + page_at + (head - HEADS - KV_HEADS) * kv_head
-        tl.store(out + i, (a * inverse_v).to(v_ptr.dtype.element_ty), mask=written)
-        tl.store(out + HALF + i, (b * inverse_v).to(v_ptr.dtype.element_ty), mask=written)
+        v_at = v_ptr + page_at + (head - HEADS - KV_HEADS) * kv_head
+        tl.store(v_at + i, (a * inverse_v).to(v_ptr.dtype.element_ty), mask=written)
+        tl.store(v_at + HALF + i, (b * inverse_v).to(v_ptr.dtype.element_ty), mask=written)
     else:
         if NORM:
             scale = 1.0 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)
@@ -75,13 +75,13 @@ def _kernel(
         first = a * cos - b * sin
         second = b * cos + a * sin
         if head < HEADS:
-            out = q_ptr + t * q_t + head * D
-            tl.store(out + i, first.to(q_ptr.dtype.element_ty), mask=live)
-            tl.store(out + HALF + i, second.to(q_ptr.dtype.element_ty), mask=live)
+            q_at = q_ptr + t * q_t + head * D
+            tl.store(q_at + i, first.to(q_ptr.dtype.element_ty), mask=live)
+            tl.store(q_at + HALF + i, second.to(q_ptr.dtype.element_ty), mask=live)
         else:
-            out = k_ptr + page_at + (head - HEADS) * kv_head
-            tl.store(out + i, (first * inverse_k).to(k_ptr.dtype.element_ty), mask=written)
-            tl.store(out + HALF + i, (second * inverse_k).to(k_ptr.dtype.element_ty), mask=written)
+            k_at = k_ptr + page_at + (head - HEADS) * kv_head
+            tl.store(k_at + i, (first * inverse_k).to(k_ptr.dtype.element_ty), mask=written)
+            tl.store(k_at + HALF + i, (second * inverse_k).to(k_ptr.dtype.element_ty), mask=written)
 
 
 def rope_kv_write(
@@ -101,7 +101,7 @@ def rope_kv_write(
         rows, qkv.stride(0), q.stride(0), kv.k.stride(0), kv.k.stride(1), kv.k.stride(2),
         1 / kv.k_scale, 1 / kv.v_scale, eps,
         HEADS=heads, KV_HEADS=kv_heads, D=d, PAGE=page, NORM=norms is not None,
-        TOKENS=config.tokens, num_warps=config.num_warps,
+        TOKENS=config.tokens, num_warps=config.num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

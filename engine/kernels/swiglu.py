@@ -50,7 +50,7 @@ def swiglu(both: Tensor, out: Tensor) -> None:
     config = pick(CONFIGS, "*")
     _kernel[(triton.cdiv(rows, config.rows), triton.cdiv(width, config.block))](
         both, out, rows, width, both.stride(0), out.stride(0),
-        ROWS=config.rows, BLOCK=config.block, num_warps=config.num_warps,
+        ROWS=config.rows, BLOCK=config.block, num_warps=config.num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
