@@ -36,6 +36,7 @@ class Int4GemmConfig(Config):
 CONFIGS: dict[tuple[str, object], Int4GemmConfig] = {
     ("*", "narrow"): Int4GemmConfig(block_n=32, num_warps=4, num_stages=8),
     ("*", "wide"): Int4GemmConfig(block_n=64, num_warps=4, num_stages=4),
+    ("gfx942", "narrow"): Int4GemmConfig(block_n=32, num_warps=4, num_stages=2),
     ("interpreter", "*"): Int4GemmConfig(block_n=32),
 }
 WIDE_FROM = 16384
