@@ -66,7 +66,9 @@ def _kernel(  # type: ignore[no-untyped-def]
             seen_x = seen_x & (k < k_count)[:, None]
             seen_w = seen_w & (k < k_count)[None, :]
         x = tl.load(x_ptr + m[None, :] * x_row + k[:, None], mask=seen_x, other=0.0)  # [BLOCK_K, BLOCK_M]
-        weight = tl.load(weight_ptr + n[:, None] * weight_row + k[None, :], mask=seen_w, other=0.0)  # [BLOCK_N, BLOCK_K]
+        weight = tl.load(
+            weight_ptr + n[:, None] * weight_row + k[None, :], mask=seen_w, other=0.0
+        )  # [BLOCK_N, BLOCK_K]
         if A8 and NATIVE:
             acc = tl.dot(weight, x, acc, max_num_imprecise_acc=BLOCK_K)
         elif A8:
