@@ -82,6 +82,10 @@ class Dockerd:
         self._process.kill()
         self._process.wait()
 
+    def forget(self, container: str) -> None:
+        """While it is dead: what it knows of a container, by its whole id."""
+        shutil.rmtree(self._base / "data" / "containers" / container)
+
     def stop(self) -> None:
         if self.pid is None:
             return

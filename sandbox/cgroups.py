@@ -7,6 +7,7 @@ escaped. In version 2 a group with processes cannot hand controllers to children
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from .spec import Limits
 
 PERIOD_US = 100_000
 PREFIX = "tenuto-"
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,19 @@ def remove(folders: list[str]) -> None:
                 time.sleep(0.005)
 
 
+def container_of(pid: int) -> str:
+    """The id of the Docker container that a process runs in, by its groups; empty where it is in none but our own."""
+    try:
+        ours, theirs = (_CONTAINER.findall(Path(f"/proc/{of}/cgroup").read_text()) for of in ("self", pid))
+    except OSError:
+        return ""
+    return next((found for found in reversed(theirs) if found not in ours), "")
+
+
 def of_container(container: str) -> list[str]:
     """Groups that Docker made for a container, whichever their parent: an engine that was killed may forget them."""
+    if not container:
+        return []
     root = Path("/sys/fs/cgroup")
     patterns = (f"*/*/{container}", f"*/{container}", f"*/docker-{container}.scope")
     return [str(path) for pattern in patterns for path in root.glob(pattern)]

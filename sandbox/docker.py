@@ -250,7 +250,8 @@ class DockerDriver:
     def _found(self) -> list[str]:
         form = f'{{{{.Label "{LABEL}.sandbox"}}}}'
         listed = self.engine.ask("ps", "--all", "--filter", f"label={LABEL}.home={self.home}", "--format", form)
-        return sorted({*self.records, *listed.split(), *host.uid_owners(self.home)})
+        living = {sandbox_id for sandbox_id, _, _ in host.agents(self.home)}
+        return sorted({*self.records, *listed.split(), *host.uid_owners(self.home), *living})
 
     async def reap(self, live: Collection[str], among: Collection[str] | None = None) -> list[str]:
         return await asyncio.to_thread(self._reap, frozenset(await self.found() if among is None else among), live)
@@ -276,10 +277,24 @@ class DockerDriver:
             if "no such" not in str(error).lower():
                 self.quarantined.add(sandbox_id)
                 raise
+        groups += self._end_forgotten(sandbox_id)
         self.quarantined.discard(sandbox_id)
         cgroups.remove(groups)  # gone already, but where the engine was killed while it made or removed the container
         host.return_uid(self.home, sandbox_id)
         self.records.remove(sandbox_id)
+
+    def _end_forgotten(self, sandbox_id: str) -> list[str]:
+        """An engine that was killed may come back without a container that lives on: ends it, and names its groups."""
+        living = [pid for found, pid, _ in host.agents(self.home) if found == sandbox_id]
+        if not living or os.getuid() != 0:  # an engine of somebody else's is out of our reach
+            return []
+        groups = [group for pid in living for group in cgroups.of_container(cgroups.container_of(pid))]
+        try:
+            host.end_agents(self.home, sandbox_id)
+        except SandboxFailure:
+            self.quarantined.add(sandbox_id)
+            raise
+        return groups
 
     async def describe(self) -> Description:
         names: Sequence[str] = ("memory_bytes", "pids", "cpu")

@@ -72,7 +72,7 @@ def check() -> None:
 
 
 @triton.jit
-def _probe(a_ptr, b_ptr, product_ptr, narrow_ptr, least_ptr, n):  # type: ignore[no-untyped-def]
+def _probe(a_ptr, b_ptr, product_ptr, narrow_ptr, least_ptr, n):
     row = tl.arange(0, 16)
     at = row[:, None] * 16 + row[None, :]
     a = tl.load(a_ptr + at, mask=at < n * 16, other=0.0)

@@ -44,7 +44,7 @@ class MlaConfig(Config):
 CONFIGS: dict[tuple[str, object], MlaConfig] = {
     ("*", 16): MlaConfig(block_heads=16, block_tokens=32, num_warps=4, num_stages=2),
     ("*", 64): MlaConfig(block_heads=16, block_tokens=32, num_warps=4, num_stages=2),
-    ("sm_90", 64): MlaConfig(block_heads=64, block_tokens=16, num_warps=8, num_stages=2),
+    ("sm_90", 64): MlaConfig(block_heads=32, block_tokens=32, num_warps=8, num_stages=2),
     ("interpreter", 16): MlaConfig(block_heads=16, block_tokens=32, split_tokens=64),
     ("interpreter", 64): MlaConfig(block_heads=64, block_tokens=32, split_tokens=64),
 }
@@ -268,5 +268,5 @@ def _sample(
         return float((out - wanted).abs().max())
 
     moved = sum(lengths) * (dc + dr) * latent.element_size() if len(set(sequences)) == len(sequences) else 0
-    wants = {"sm_80": ("mma.sync", "cp.async"), "sm_90": ("mma.sync" if heads <= 16 else "wgmma", "cp.async")}
+    wants = {"sm_80": ("mma.sync", "cp.async"), "sm_90": ("mma.sync", "cp.async")}
     return Sample(name, launch, worst, 2e-2, moved, wants)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,7 +41,7 @@ def device() -> str:
     return "cpu" if INTERPRETED else str(_driver().get_active_torch_device().type)
 
 
-def pick(table: Mapping[tuple[str, Hashable], C], key: Hashable) -> C:
+def pick(table: Mapping[tuple[str, Any], C], key: object) -> C:
     """The configuration for this arch and `key`, or the one for any arch, or the one for anything.
 
     Raises BackendUnavailable where the table has none of them.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.own_docker import Dockerd, own_dockerd
-from sandbox import BlobStore, CreateFailed, SandboxFailure, SandboxLost, SandboxSpec, docker
+from sandbox import BlobStore, CreateFailed, SandboxFailure, SandboxLost, SandboxSpec, cgroups, docker, host
 from sandbox.docker import DockerDriver, Engine
 from tests.sandbox.conftest import LIMITS, bash, is_gone
 
@@ -64,6 +64,28 @@ async def test_a_call_goes_on_while_the_engine_is_dead_and_the_sandbox_can_be_us
     assert await driver.reap(["goes-on"]) == ["not-now", "released"]
     assert await driver.reap([]) == ["goes-on"]
     assert driver.engine.ask("ps", "--all", "--quiet") == ""
+
+
+async def test_a_container_that_a_killed_engine_forgot_is_found_and_ended_with_its_groups(
+    dockerd: Dockerd, home: Path, tmp_path: Path
+) -> None:
+    driver = await opened(dockerd, home, tmp_path / "run")
+    handle = await driver.create(spec("forgotten"))
+    container = str(handle.extra["container"])
+    assert cgroups.of_container(container)
+    dockerd.kill()
+    dockerd.forget(container)
+    dockerd.start()
+    assert dockerd.answers()
+    assert driver.engine.ask("ps", "--all", "--quiet") == ""
+    assert not is_gone(handle.pid, handle.start)
+    driver.records.remove("forgotten")
+    host.return_uid(driver.home, "forgotten")
+    assert await driver.found() == ["forgotten"]
+    assert await driver.reap([]) == ["forgotten"]
+    assert is_gone(handle.pid, handle.start)
+    assert cgroups.of_container(container) == []
+    assert await driver.found() == []
 
 
 async def test_an_engine_that_hangs_ends_every_operation_by_its_deadline_and_is_cleaned_up_when_it_goes_on(

@@ -1,0 +1,58 @@
+"""Softmax in pieces: the arithmetic that decode, prefill and merge share, so that they round alike.
+
+Two levels. Within a split of the KV dimension a running softmax goes over tiles of keys (`attend`). A finished split is
+a normalised partial result with its log-sum-exp, base 2, minus infinity where it saw nothing (`finish`). Splits are
+merged one after the other in position order (`join`), in fp32: Milakov and Gimelshein, "Online normalizer calculation
+for softmax", 2018; Dao et al., "Flash-Decoding", 2023.
+
+A tile or a split of which a row sees nothing leaves its state as it is, bit for bit: so rows with different contexts
+can share a program. Launch with `enable_fp_fusion=False`, or two kernels may contract the same products differently.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def attend(q, k, v, seen, scale_log2, top, total, mixed):
+    """One tile of keys: q [M, D], k and v [N, D], seen [M, N] -> the state (top [M], total [M], mixed [M, D])."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(scores - safe[:, None])
+    kept = tl.exp2(top - safe)
+    total = total * kept + tl.sum(weights, 1)
+    mixed = mixed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return new_top, total, mixed
+
+
+@triton.jit
+def finish(top, total, mixed, v_scale):
+    """A split's state as (partial [M, D], lse [M])."""
+    empty = total == 0.0
+    whole = tl.where(empty, 1.0, total)
+    partial = mixed * (v_scale / whole)[:, None]
+    return partial, tl.where(empty, float("-inf"), top + tl.log2(whole))
+
+
+@triton.jit
+def join(partial, lse, peak, weight, merged):
+    """The next split: partial [M, D], lse [M] -> the state (peak [M], weight [M], merged [M, D])."""
+    new_peak = tl.maximum(peak, lse)
+    safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    before = tl.exp2(peak - safe)
+    now = tl.exp2(lse - safe)
+    return new_peak, weight * before + now, merged * before[:, None] + partial * now[:, None]
+
+
+@triton.jit
+def settle(peak, weight, merged):
+    """All splits joined: (result [M, D], lse [M]); zeros and minus infinity where nothing was seen."""
+    empty = weight == 0.0
+    whole = tl.where(empty, 1.0, weight)
+    return merged / whole[:, None], tl.where(empty, float("-inf"), peak + tl.log2(whole))
