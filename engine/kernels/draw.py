@@ -56,7 +56,7 @@ CONFIGS: dict[tuple[str, object], DrawConfig] = {
 
 
 @triton.jit
-def _block(logits_at, allowed_at, start, vocab, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _block(logits_at, allowed_at, start, vocab, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr):
     """Ids, logits and whether they are possible, and the logits' bits so that they order as integers."""
     token = start + tl.arange(0, BLOCK)
     inside = token < vocab
@@ -71,18 +71,18 @@ def _block(logits_at, allowed_at, start, vocab, HAS_ALLOWED: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _weight(x, peak, temperature):  # type: ignore[no-untyped-def]
+def _weight(x, peak, temperature):
     return tl.exp(((x - peak).to(tl.float64) / temperature).to(tl.float32)).to(tl.float64)
 
 
 @triton.jit
-def _logit(key):  # type: ignore[no-untyped-def]
+def _logit(key):
     """The logit that a key stands for."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _tally(  # type: ignore[no-untyped-def]
+def _tally(
     logits_at, allowed_at, vocab, edge, peak, temperature,
     MASS: tl.constexpr, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def _tally(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _edge(  # type: ignore[no-untyped-def]
+def _edge(
     logits_at, allowed_at, vocab, low, high, wanted, peak, temperature,
     MASS: tl.constexpr, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +113,7 @@ def _edge(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _top_p(  # type: ignore[no-untyped-def]
+def _top_p(
     logits_at, allowed_at, vocab, edge, equal, over, top_p, peak, temperature,
     HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -132,9 +132,7 @@ def _top_p(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _kept(  # type: ignore[no-untyped-def]
-    logits_at, allowed_at, start, vocab, edge, equal, seen, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr
-):
+def _kept(logits_at, allowed_at, start, vocab, edge, equal, seen, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr):
     """A block's ids and logits, which of them may be drawn, and how many at the edge were seen with it."""
     token, x, possible, key = _block(logits_at, allowed_at, start, vocab, HAS_ALLOWED, BLOCK)
     at_edge = possible & (key == edge.to(tl.int32))
@@ -144,7 +142,7 @@ def _kept(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     logits_ptr, allowed_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, position_ptr, out_ptr, probs_ptr,
     logits_row, probs_row, vocab,
     HAS_ALLOWED: tl.constexpr, WRITE_PROBS: tl.constexpr, BLOCK: tl.constexpr,

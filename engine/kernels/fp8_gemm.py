@@ -48,7 +48,7 @@ WIDE_FROM = 16384
 
 
 @triton.jit(do_not_specialize=["m_count"])
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     x_ptr, weight_ptr, scale_ptr, x_scale_ptr, bias_ptr, y_ptr, m_count, n_count, k_count, x_row, weight_row, y_row,
     NATIVE: tl.constexpr, A8: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, RAGGED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -39,7 +39,7 @@ meaning = fp8_gemm.meaning
 
 
 @triton.jit
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     x_ptr, weight_ptr, scale_ptr, y_ptr, n_count, k_count, x_row, weight_row, y_row,
     NATIVE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip

@@ -47,7 +47,7 @@ def check_width(columns: int) -> None:
 
 
 @triton.jit
-def unpacked(nibble, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+def unpacked(nibble, kind: tl.constexpr):
     """Nibbles (uint8, 0 to 15) less 8 as kind, exactly, by bits: converting an integer is slow."""
     if kind == tl.bfloat16:
         values = (nibble.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0  # 128 + nibble

@@ -43,7 +43,7 @@ WIDE_FROM = 16384
 
 
 @triton.jit(do_not_specialize=["m_count"])
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     x_ptr, packed_ptr, scale_ptr, bias_ptr, y_ptr, m_count, n_count, groups, x_row, packed_row, scale_row, y_row,
     GROUP: tl.constexpr, HALF: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip

@@ -15,20 +15,20 @@ _SECOND = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
-def _mixed(state):  # type: ignore[no-untyped-def]
+def _mixed(state):
     state = (state ^ (state >> 30)) * _FIRST
     state = (state ^ (state >> 27)) * _SECOND
     return state ^ (state >> 31)
 
 
 @triton.jit
-def stream_of(seed, position):  # type: ignore[no-untyped-def]
+def stream_of(seed, position):
     """The stream of a position: int64 seed and position to uint64."""
     return _mixed((_mixed(seed.to(tl.uint64) + _GOLDEN) ^ position.to(tl.uint64)) + _GOLDEN)
 
 
 @triton.jit
-def gumbel(stream, token):  # type: ignore[no-untyped-def]
+def gumbel(stream, token):
     """Gumbel noise of these token ids, float64; never infinite, as the uniform is in (0, 1)."""
     word = _mixed(stream + (token.to(tl.uint64) + 1) * _GOLDEN) >> 11
     uniform = (word.to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2 ** -53

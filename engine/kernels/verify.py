@@ -44,7 +44,7 @@ CONFIGS: dict[tuple[str, object], VerifyConfig] = {
 
 
 @triton.jit
-def _drawn_kernel(drawn_ptr, draft_ptr, tokens_ptr, accepted_ptr, DRAFTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _drawn_kernel(drawn_ptr, draft_ptr, tokens_ptr, accepted_ptr, DRAFTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     stands = tl.full([], 1, tl.int32)  # whether all drafts before stand
     accepted = tl.full([], 0, tl.int32)
@@ -59,7 +59,7 @@ def _drawn_kernel(drawn_ptr, draft_ptr, tokens_ptr, accepted_ptr, DRAFTS: tl.con
 
 
 @triton.jit
-def _excess(p_at, q_at, start, vocab, replaces, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _excess(p_at, q_at, start, vocab, replaces, BLOCK: tl.constexpr):
     """max(p - q, 0) where a draft is replaced, else p; and the ids of the block."""
     token = start + tl.arange(0, BLOCK)
     p = tl.load(p_at + token, mask=token < vocab, other=0.0)
@@ -68,7 +68,7 @@ def _excess(p_at, q_at, start, vocab, replaces, BLOCK: tl.constexpr):  # type: i
 
 
 @triton.jit
-def _mass(p_at, q_at, vocab, replaces, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _mass(p_at, q_at, vocab, replaces, BLOCK: tl.constexpr):
     sums = tl.zeros([BLOCK], tl.float64)
     for start in range(0, vocab, BLOCK):
         excess, _ = _excess(p_at, q_at, start, vocab, replaces, BLOCK)
@@ -77,7 +77,7 @@ def _mass(p_at, q_at, vocab, replaces, BLOCK: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _ratio_kernel(  # type: ignore[no-untyped-def]
+def _ratio_kernel(
     p_ptr, q_ptr, draft_ptr, uniform_ptr, tokens_ptr, accepted_ptr, vocab,
     DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
