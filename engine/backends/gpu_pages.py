@@ -177,9 +177,8 @@ class _Landings:
             if page is None:
                 at = next((i for i, (_, moment) in enumerate(self._free) if moment.done()), None)
                 if at is None:
-                    fresh = _pinned(_CHUNK_PAGES, self._words, self._device)
-                    self._free += [(row, DONE) for row in fresh]
-                    at = len(self._free) - 1
+                    at = len(self._free)
+                    self._free += [(row, DONE) for row in _pinned(_CHUNK_PAGES, self._words, self._device)]
                 page = self._taken[block] = self._free.pop(at)[0]
             return memoryview(page.view(torch.uint8).numpy())
 

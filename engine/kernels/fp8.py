@@ -35,7 +35,7 @@ def as_taken(values: torch.Tensor, natively: bool) -> torch.Tensor:
 
 
 @triton.jit
-def widened(stored, KIND: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
+def widened(stored, KIND: tl.constexpr, NATIVE: tl.constexpr):
     """e4m3, or its bytes where not NATIVE, as KIND (float16, bfloat16 or float32), exactly."""
     if NATIVE:
         values = stored.to(KIND)

@@ -47,11 +47,11 @@ def check_width(columns: int) -> None:
 
 
 @triton.jit
-def unpacked(nibble, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Nibbles (uint8, 0 to 15) less 8 as KIND, exactly, by bits: a conversion from an integer runs at a quarter speed."""
-    if KIND == tl.bfloat16:
+def unpacked(nibble, kind: tl.constexpr):
+    """Nibbles (uint8, 0 to 15) less 8 as kind, exactly, by bits: converting an integer is slow."""
+    if kind == tl.bfloat16:
         values = (nibble.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0  # 128 + nibble
-    elif KIND == tl.float16:
+    elif kind == tl.float16:
         values = (nibble.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0  # 1024 + nibble
     else:
         values = (nibble.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0  # 2 ** 23 + nibble

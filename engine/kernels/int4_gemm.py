@@ -36,13 +36,14 @@ class Int4GemmConfig(Config):
 CONFIGS: dict[tuple[str, object], Int4GemmConfig] = {
     ("*", "narrow"): Int4GemmConfig(block_n=32, num_warps=4, num_stages=8),
     ("*", "wide"): Int4GemmConfig(block_n=64, num_warps=4, num_stages=4),
+    ("gfx942", "narrow"): Int4GemmConfig(block_n=32, num_warps=4, num_stages=2),
     ("interpreter", "*"): Int4GemmConfig(block_n=32),
 }
 WIDE_FROM = 16384
 
 
 @triton.jit(do_not_specialize=["m_count"])
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     x_ptr, packed_ptr, scale_ptr, bias_ptr, y_ptr, m_count, n_count, groups, x_row, packed_row, scale_row, y_row,
     GROUP: tl.constexpr, HALF: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip

@@ -39,7 +39,7 @@ meaning = int4_gemm.meaning
 
 
 @triton.jit
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     x_ptr, packed_ptr, scale_ptr, y_ptr, n_count, groups, x_row, packed_row, scale_row, y_row,
     GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip

@@ -44,7 +44,9 @@ class MlaConfig(Config):
 CONFIGS: dict[tuple[str, object], MlaConfig] = {
     ("*", 16): MlaConfig(block_heads=16, block_tokens=32, num_warps=4, num_stages=2),
     ("*", 64): MlaConfig(block_heads=16, block_tokens=32, num_warps=4, num_stages=2),
+    ("sm_80", 64): MlaConfig(block_heads=32, block_tokens=32, num_warps=8, num_stages=2),
     ("sm_90", 64): MlaConfig(block_heads=32, block_tokens=32, num_warps=8, num_stages=2),
+    ("sm_100", 64): MlaConfig(block_heads=32, block_tokens=32, num_warps=8, num_stages=2),
     ("interpreter", 16): MlaConfig(block_heads=16, block_tokens=32, split_tokens=64),
     ("interpreter", 64): MlaConfig(block_heads=64, block_tokens=32, split_tokens=64),
 }
@@ -52,32 +54,11 @@ CONFIGS: dict[tuple[str, object], MlaConfig] = {
 
 @triton.jit
 def _kernel(
-    q_ptr,
-    latent_ptr,
-    table_ptr,
-    row_table_ptr,
-    row_len_ptr,
-    part_ptr,
-    lse_ptr,
-    scale_log2,
-    heads,
-    q_row,
-    q_head,
-    latent_block,
-    latent_token,
-    table_row,
-    part_row,
-    part_head,
-    part_split,
-    lse_row,
-    lse_head,
-    BLOCK_H: tl.constexpr,
-    DC: tl.constexpr,
-    DR: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    q_ptr, latent_ptr, table_ptr, row_table_ptr, row_len_ptr, part_ptr, lse_ptr, scale_log2, heads,
+    q_row, q_head, latent_block, latent_token, table_row, part_row, part_head, part_split, lse_row, lse_head,
+    BLOCK_H: tl.constexpr, DC: tl.constexpr, DR: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     split = tl.program_id(2)
@@ -125,17 +106,9 @@ def config_for(heads: int) -> MlaConfig:
 
 
 def mla_decode(
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    block_table: torch.Tensor,
-    row_table: torch.Tensor,
-    row_len: torch.Tensor,
-    part: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    scale: float,
-    config: MlaConfig | None = None,
-) -> None:
+    q: torch.Tensor, latent: torch.Tensor, block_table: torch.Tensor, row_table: torch.Tensor, row_len: torch.Tensor,
+    part: torch.Tensor, lse: torch.Tensor, *, scale: float, config: MlaConfig | None = None,
+) -> None:  # fmt: skip
     """Fill `part` and `lse`. Raises UnsupportedShape where the kernel does not take these shapes."""
     rows, heads, width = q.shape
     _, page, latent_width = latent.shape
@@ -154,30 +127,11 @@ def mla_decode(
     assert q.stride(2) == latent.stride(2) == part.stride(3) == lse.stride(2) == block_table.stride(1) == 1
     grid = (rows, triton.cdiv(heads, taken.block_heads), splits)
     _kernel[grid](
-        q,
-        latent,
-        block_table,
-        row_table,
-        row_len,
-        part,
-        lse,
-        scale * LOG2E,
-        heads,
-        *q.stride()[:2],
-        *latent.stride()[:2],
-        block_table.stride(0),
-        *part.stride()[:3],
-        *lse.stride()[:2],
-        BLOCK_H=taken.block_heads,
-        DC=dc,
-        DR=dr,
-        PAGE=page,
-        BLOCK_N=taken.block_tokens,
-        SPLIT=taken.split_tokens,
-        num_warps=taken.num_warps,
-        num_stages=taken.num_stages,
-        enable_fp_fusion=True,
-    )
+        q, latent, block_table, row_table, row_len, part, lse, scale * LOG2E, heads,
+        *q.stride()[:2], *latent.stride()[:2], block_table.stride(0), *part.stride()[:3], *lse.stride()[:2],
+        BLOCK_H=taken.block_heads, DC=dc, DR=dr, PAGE=page, BLOCK_N=taken.block_tokens, SPLIT=taken.split_tokens,
+        num_warps=taken.num_warps, num_stages=taken.num_stages, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def _check(dc: int, dr: int, latent_width: int, page: int) -> None:
@@ -193,15 +147,9 @@ def _check(dc: int, dr: int, latent_width: int, page: int) -> None:
 
 
 def meaning(
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    block_table: torch.Tensor,
-    row_table: torch.Tensor,
-    row_len: torch.Tensor,
-    *,
-    scale: float,
-    dc: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, latent: torch.Tensor, block_table: torch.Tensor, row_table: torch.Tensor, row_len: torch.Tensor,
+    *, scale: float, dc: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Attention [R, heads, DC] and log2 of its sum [R, heads] in float64: zeros and -inf for rows that see nothing."""
     rows, heads, _ = q.shape
     page = latent.shape[1]

@@ -31,7 +31,7 @@ class NormConfig(Config):
 
 
 CONFIGS: dict[tuple[str, object], NormConfig] = {
-    ("interpreter", "*"): NormConfig(rows=16),
+    ("interpreter", 1024): NormConfig(rows=16),
     ("*", 1024): NormConfig(num_warps=4),
     ("*", "*"): NormConfig(num_warps=8),
 }
