@@ -353,7 +353,7 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "TENUTO_ENGINE_THREADS": Key("engine_threads", _number(int, 1, 1024, "a number of threads from 1 to 1024")),
     "TENUTO_ENGINE_DTYPE": Key("engine_dtype", _one_of("bf16", "fp32", "w4a8")),
-    "TENUTO_ENGINE_BACKEND": Key("engine_backend", _one_of("auto", "cpu", "torch")),
+    "TENUTO_ENGINE_BACKEND": Key("engine_backend", _one_of("auto", "triton", "cpu", "torch")),
     "TENUTO_KV_TOKENS": Key("kv_tokens", _number(int, 64, 2**31, "a number of tokens, at least 64")),
     "TENUTO_HOST_KV_BYTES": Key("host_kv_bytes", parse_size),
     "TENUTO_NVME_KV_BYTES": Key("nvme_kv_bytes", parse_size),

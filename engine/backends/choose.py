@@ -13,7 +13,7 @@ from engine.errors import BackendUnavailable
 from engine.facts import ModelFacts
 from engine.weights import Weights
 
-BACKENDS = ("auto", "cpu", "torch")
+BACKENDS = ("auto", "triton", "cpu", "torch")
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,21 @@ class BackendSettings:
 def open_backend(
     settings: BackendSettings, facts: ModelFacts, weights: Weights, progress: Callable[[str, float], None]
 ) -> Backend:
-    """Auto takes cpu where it can be built and the processor has vectors for it, else torch, and says why.
+    """Auto takes triton where there is a GPU for it, cpu where that can be built and the processor has vectors for it,
+    else torch, and says why it took no better one.
 
-    Raises BackendUnavailable where cpu was asked for by name and cannot be had, or is needed for the weights' dtype.
+    Raises BackendUnavailable where one was asked for by name and cannot be had, or is needed for the weights' dtype or
+    for the model; RequestError where the device's memory is too small.
     """
     if settings.name not in BACKENDS:
         raise BackendUnavailable(f"there is no backend {settings.name!r}; there are {', '.join(BACKENDS)}")
+    if settings.name == "triton":
+        return _triton(settings, facts, weights, progress)
+    if settings.name == "auto" and has_gpu():
+        try:
+            return _triton(settings, facts, weights, progress)
+        except BackendUnavailable as reason:
+            progress(f"not the triton backend: {reason}", 0.0)
     only_cpu = settings.name == "cpu" or (settings.name == "auto" and weights.dtype == "w4a8")
     if settings.name != "torch":
         try:
@@ -47,6 +56,24 @@ def open_backend(
 
     progress("packing", 0.0)
     return TorchExact(facts, weights, pool_blocks=settings.pool_blocks, threads=settings.threads)
+
+
+def has_gpu() -> bool:
+    """Whether PyTorch is built for GPUs and sees one; says nothing of whether it can be used."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _triton(
+    settings: BackendSettings, facts: ModelFacts, weights: Weights, progress: Callable[[str, float], None]
+) -> Backend:
+    try:
+        from engine.backends.triton import Triton
+    except ImportError as error:
+        raise BackendUnavailable(f"Triton is not installed ({error}): pip install 'tenuto-server[gpu]'") from error
+    progress("loading onto the GPU", 0.0)
+    return Triton(facts, weights, pool_blocks=settings.pool_blocks)
 
 
 def _cpu(

@@ -47,7 +47,7 @@ def cut(blocks: Sequence[int], start: int, tokens: Sequence[int], wants_logits: 
 
 
 class Backend(MovesPages, Protocol):
-    """Not thread-safe: one thread steps a backend. Page memory may be read by others while no step writes that page."""
+    """Not thread-safe: one thread steps a backend. What a page's bytes mean is named by the identity's layout."""
 
     @property
     def identity(self) -> BackendIdentity: ...
@@ -61,10 +61,6 @@ class Backend(MovesPages, Protocol):
         Tiles of one sequence come in position order. Returns, per tile, fp32 logits [vocab] or None; they hold until
         the next step, which may write its own over them.
         """
-        ...
-
-    def page(self, block: int) -> memoryview:
-        """The bytes of one page, `page_bytes` long, writable, in the layout that the identity names."""
         ...
 
     def zero(self, block: int) -> None:

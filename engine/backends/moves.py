@@ -30,7 +30,7 @@ class Moved(Protocol):
 class Copied:
     """Host copies of pages, which hold once `ready` is done. They never change after that."""
 
-    pages: list[bytes]
+    pages: Sequence[bytes | memoryview]
     ready: Moved
 
 
@@ -117,7 +117,7 @@ class HostPages(abc.ABC):
 
     @abc.abstractmethod
     def page(self, block: int) -> memoryview:
-        """See `Backend`."""
+        """The bytes of one page, `page_bytes` long, writable. They may be read by others while no step writes them."""
 
     @abc.abstractmethod
     def snapshot(self, block: int, rows: int) -> bytes:

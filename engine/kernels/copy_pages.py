@@ -84,7 +84,7 @@ def copy_pages(
         source, target, index if source_at is None else source_at, index if target_at is None else target_at,
         index if rows is None else rows, words.start, words.stop, source.stride(0), target.stride(0),
         ROW=shape.row_words, PAGE=shape.page_rows, GATHER=source_at is not None, SCATTER=target_at is not None,
-        PART=rows is not None, BLOCK=config.block, num_warps=config.num_warps,
+        PART=rows is not None, BLOCK=config.block, num_warps=config.num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def linear(x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None, scratch:
         x.stride(0), x.stride(1), w.stride(0), w.stride(1), target.stride(0), target.stride(1), target.stride(2),
         SPLITS=config.splits, LOOP=not apart, BIAS=bias is not None and not apart,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
     if apart:
         _reduce[(rows, triton.cdiv(columns, _REDUCE), groups)](

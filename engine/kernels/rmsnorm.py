@@ -11,6 +11,8 @@ Normalization", 2019.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -20,26 +22,38 @@ from engine.errors import UnsupportedShape
 from engine.kernels.sample import Sample, Size
 from engine.kernels.target import Config, device, pick
 
-CONFIGS: dict[tuple[str, object], Config] = {("*", 1024): Config(num_warps=4), ("*", "*"): Config(num_warps=8)}
+
+@dataclass(frozen=True, kw_only=True)
+class NormConfig(Config):
+    """`rows` of one program."""
+
+    rows: int = 1
+
+
+CONFIGS: dict[tuple[str, object], NormConfig] = {
+    ("interpreter", 1024): NormConfig(rows=16),
+    ("*", 1024): NormConfig(num_warps=4),
+    ("*", "*"): NormConfig(num_warps=8),
+}
 _MAX = 65_536
 
 
 @triton.jit
 def _kernel(
-    delta_ptr, residual_ptr, weight_ptr, out_ptr, width, eps, delta_t, residual_t, out_t,
-    ADD: tl.constexpr, BLOCK: tl.constexpr,
+    delta_ptr, residual_ptr, weight_ptr, out_ptr, rows, width, eps, delta_t, residual_t, out_t,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T,)."""
-    t = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    there = column < width
+    """Grid (ceil(T / ROWS),)."""
+    t = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    there = (t < rows) & (column < width)
     x = tl.load(residual_ptr + t * residual_t + column, mask=there, other=0.0)
     if ADD:
         x += tl.load(delta_ptr + t * delta_t + column, mask=there, other=0.0)
         tl.store(residual_ptr + t * residual_t + column, x, mask=there)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
-    weight = tl.load(weight_ptr + column, mask=there, other=0.0)
-    tl.store(out_ptr + t * out_t + column, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=there)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps)
+    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0)
+    tl.store(out_ptr + t * out_t + column, (x * scale[:, None] * weight).to(out_ptr.dtype.element_ty), mask=there)
 
 
 def rmsnorm(delta: Tensor | None, residual: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:
@@ -49,10 +63,10 @@ def rmsnorm(delta: Tensor | None, residual: Tensor, weight: Tensor, out: Tensor,
         raise UnsupportedShape(f"a norm over {width} numbers; {_MAX} are possible")
     block = triton.next_power_of_2(width)
     config = pick(CONFIGS, 1024 if block <= 1024 else block)
-    _kernel[(rows,)](
-        residual if delta is None else delta, residual, weight, out, width, eps,
+    _kernel[(triton.cdiv(rows, config.rows),)](
+        residual if delta is None else delta, residual, weight, out, rows, width, eps,
         residual.stride(0) if delta is None else delta.stride(0), residual.stride(0), out.stride(0),
-        ADD=delta is not None, BLOCK=block, num_warps=config.num_warps,
+        ADD=delta is not None, ROWS=config.rows, BLOCK=block, num_warps=config.num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

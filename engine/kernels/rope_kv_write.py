@@ -13,6 +13,8 @@ Su et al., "RoFormer", 2021.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -23,47 +25,63 @@ from engine.kernels.sample import Sample, Size
 from engine.kernels.shapes import Paged, check_paged
 from engine.kernels.target import Config, device, pick
 
-CONFIGS: dict[tuple[str, object], Config] = {("*", "*"): Config(num_warps=1)}
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig(Config):
+    """`tokens` of one program."""
+
+    tokens: int = 1
+
+
+CONFIGS: dict[tuple[str, object], RopeConfig] = {
+    ("interpreter", "*"): RopeConfig(tokens=16),
+    ("*", "*"): RopeConfig(num_warps=1),
+}
 
 
 @triton.jit
 def _kernel(
     qkv_ptr, cos_ptr, sin_ptr, position_ptr, slot_ptr, q_norm_ptr, k_norm_ptr, q_ptr, k_ptr, v_ptr,
-    qkv_t, q_t, kv_block, kv_head, kv_row, inverse_k, inverse_v, eps,
+    tokens, qkv_t, q_t, kv_block, kv_head, kv_row, inverse_k, inverse_v, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, Hq + 2 Hkv)."""
-    t = tl.program_id(0).to(tl.int64)
+    """Grid (ceil(T / TOKENS), Hq + 2 Hkv)."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    there = token < tokens
+    t = token.to(tl.int64)[:, None]
+    live = there[:, None]
     head = tl.program_id(1)
     HALF: tl.constexpr = D // 2
-    i = tl.arange(0, HALF)
-    a = tl.load(qkv_ptr + t * qkv_t + head * D + i)
-    b = tl.load(qkv_ptr + t * qkv_t + head * D + HALF + i)
-    slot = tl.load(slot_ptr + t).to(tl.int64)
+    i = tl.arange(0, HALF)[None, :]
+    a = tl.load(qkv_ptr + t * qkv_t + head * D + i, mask=live, other=0.0)
+    b = tl.load(qkv_ptr + t * qkv_t + head * D + HALF + i, mask=live, other=0.0)
+    slot = tl.load(slot_ptr + token, mask=there, other=-1).to(tl.int64)[:, None]
     page_at = slot // PAGE * kv_block + slot % PAGE * kv_row
+    written = slot >= 0
     if head >= HEADS + KV_HEADS:
         v_at = v_ptr + page_at + (head - HEADS - KV_HEADS) * kv_head
-        tl.store(v_at + i, (a * inverse_v).to(v_ptr.dtype.element_ty), mask=slot >= 0)
-        tl.store(v_at + HALF + i, (b * inverse_v).to(v_ptr.dtype.element_ty), mask=slot >= 0)
+        tl.store(v_at + i, (a * inverse_v).to(v_ptr.dtype.element_ty), mask=written)
+        tl.store(v_at + HALF + i, (b * inverse_v).to(v_ptr.dtype.element_ty), mask=written)
     else:
         if NORM:
-            scale = 1.0 / tl.sqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
+            scale = 1.0 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)
             norm_ptr = q_norm_ptr if head < HEADS else k_norm_ptr
-            a = a * scale * tl.load(norm_ptr + i)
-            b = b * scale * tl.load(norm_ptr + HALF + i)
-        position = tl.load(position_ptr + t)
+            a = a * scale[:, None] * tl.load(norm_ptr + i)
+            b = b * scale[:, None] * tl.load(norm_ptr + HALF + i)
+        position = tl.load(position_ptr + token, mask=there, other=0)[:, None]
         cos = tl.load(cos_ptr + position * HALF + i)
         sin = tl.load(sin_ptr + position * HALF + i)
         first = a * cos - b * sin
         second = b * cos + a * sin
         if head < HEADS:
             q_at = q_ptr + t * q_t + head * D
-            tl.store(q_at + i, first.to(q_ptr.dtype.element_ty))
-            tl.store(q_at + HALF + i, second.to(q_ptr.dtype.element_ty))
+            tl.store(q_at + i, first.to(q_ptr.dtype.element_ty), mask=live)
+            tl.store(q_at + HALF + i, second.to(q_ptr.dtype.element_ty), mask=live)
         else:
             k_at = k_ptr + page_at + (head - HEADS) * kv_head
-            tl.store(k_at + i, (first * inverse_k).to(k_ptr.dtype.element_ty), mask=slot >= 0)
-            tl.store(k_at + HALF + i, (second * inverse_k).to(k_ptr.dtype.element_ty), mask=slot >= 0)
+            tl.store(k_at + i, (first * inverse_k).to(k_ptr.dtype.element_ty), mask=written)
+            tl.store(k_at + HALF + i, (second * inverse_k).to(k_ptr.dtype.element_ty), mask=written)
 
 
 def rope_kv_write(
@@ -78,11 +96,12 @@ def rope_kv_write(
         raise UnsupportedShape(f"{qkv.shape[1]} numbers a token for {heads} + 2 * {kv_heads} heads of {d}")
     config = pick(CONFIGS, d)
     q_norm, k_norm = norms or (cos, cos)
-    _kernel[(rows, heads + 2 * kv_heads)](
+    _kernel[(triton.cdiv(rows, config.tokens), heads + 2 * kv_heads)](
         qkv, cos, sin, position, slot, q_norm, k_norm, q, kv.k, kv.v,
-        qkv.stride(0), q.stride(0), kv.k.stride(0), kv.k.stride(1), kv.k.stride(2),
+        rows, qkv.stride(0), q.stride(0), kv.k.stride(0), kv.k.stride(1), kv.k.stride(2),
         1 / kv.k_scale, 1 / kv.v_scale, eps,
-        HEADS=heads, KV_HEADS=kv_heads, D=d, PAGE=page, NORM=norms is not None, num_warps=config.num_warps,
+        HEADS=heads, KV_HEADS=kv_heads, D=d, PAGE=page, NORM=norms is not None,
+        TOKENS=config.tokens, num_warps=config.num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ Shazeer, "GLU Variants Improve Transformer", 2020.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -16,16 +18,27 @@ from torch import Tensor
 from engine.kernels.sample import Sample, Size
 from engine.kernels.target import Config, device, pick
 
-CONFIGS: dict[tuple[str, object], Config] = {("*", "*"): Config(num_warps=4)}
-_BLOCK = 1024
+
+@dataclass(frozen=True, kw_only=True)
+class SwigluConfig(Config):
+    """`rows` and columns (`block`) of one program."""
+
+    rows: int = 1
+    block: int = 1024
+
+
+CONFIGS: dict[tuple[str, object], SwigluConfig] = {
+    ("interpreter", "*"): SwigluConfig(rows=16),
+    ("*", "*"): SwigluConfig(num_warps=4),
+}
 
 
 @triton.jit
-def _kernel(both_ptr, out_ptr, width, both_t, out_t, BLOCK: tl.constexpr):
-    """Grid (T, ceil(F / BLOCK))."""
-    t = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = column < width
+def _kernel(both_ptr, out_ptr, rows, width, both_t, out_t, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (ceil(T / ROWS), ceil(F / BLOCK))."""
+    t = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    there = (t < rows) & (column < width)
     gate = tl.load(both_ptr + t * both_t + column, mask=there, other=0.0)
     up = tl.load(both_ptr + t * both_t + width + column, mask=there, other=0.0)
     tl.store(out_ptr + t * out_t + column, (gate / (1.0 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty), mask=there)
@@ -34,10 +47,11 @@ def _kernel(both_ptr, out_ptr, width, both_t, out_t, BLOCK: tl.constexpr):
 def swiglu(both: Tensor, out: Tensor) -> None:
     """See the module."""
     rows, width = out.shape
-    config = pick(CONFIGS, width)
-    _kernel[(rows, triton.cdiv(width, _BLOCK))](
-        both, out, width, both.stride(0), out.stride(0), BLOCK=_BLOCK, num_warps=config.num_warps
-    )
+    config = pick(CONFIGS, "*")
+    _kernel[(triton.cdiv(rows, config.rows), triton.cdiv(width, config.block))](
+        both, out, rows, width, both.stride(0), out.stride(0),
+        ROWS=config.rows, BLOCK=config.block, num_warps=config.num_warps, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def meaning(both: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def backend(request: pytest.FixtureRequest, tiny: Loaded) -> Any:
 
 
 def bits(backend: Any, blocks: list[int]) -> list[bytes]:
-    return [bytes(backend.page(block)) for block in blocks]
+    return [backend.snapshot(block, PAGE_SIZE) for block in blocks]
 
 
 def test_gathered_pages_are_those_of_the_steps_so_far_whatever_becomes_of_their_blocks(backend: Any) -> None:
