@@ -51,14 +51,14 @@ def test_a_sample_is_within_its_bound(sample):
 
 @pytest.mark.parametrize("step", [0.0, 0.5], ids=["all-different", "many-equal"])
 def test_the_token_is_that_of_the_cpu(step):
-    logits = logits_of(16, 1500)
+    logits = logits_of(8, 1500)
     logits = (logits / step).round() * step if step else logits
     logits[:, 5], logits[:, 6], logits[:, 7], logits[:, 8] = torch.inf, -torch.inf, torch.nan, -0.0
-    samplings, positions = SAMPLINGS * 2, [row * 31 for row in range(16)]
-    allowed = torch.rand(16, 1500, generator=torch.Generator().manual_seed(1)) < 0.7
+    samplings, positions = SAMPLINGS, [row * 31 for row in range(8)]
+    allowed = torch.rand(8, 1500, generator=torch.Generator().manual_seed(1)) < 0.7
     out, probs = run(logits, rules_of(samplings, positions), allowed)
     wanted = [
-        sampler.sample(logits[row].numpy(), samplings[row], positions[row], allowed[row].numpy()) for row in range(16)
+        sampler.sample(logits[row].numpy(), samplings[row], positions[row], allowed[row].numpy()) for row in range(8)
     ]
     assert out.tolist() == wanted
     tokens, meant = meaning(logits, rules_of(samplings, positions), allowed=allowed)
@@ -92,11 +92,11 @@ def test_a_row_draws_the_same_in_any_batch():
 
 
 def test_draws_are_distributed_as_the_probabilities_say():
-    """A chi-square over the noise of 300 positions."""
-    draws, vocab = 300, 6
+    """A chi-square over the noise of 200 positions."""
+    draws, vocab = 200, 4
     logits = logits_of(1, vocab, seed=4).expand(draws, vocab) / 3
     rules = rules_of([Sampling(temperature=0.9, seed=11)] * draws, list(range(draws)))
     draw(logits, rules, out := torch.empty(draws, dtype=torch.int32))
     wanted = draws * meaning(logits, rules)[1][0]
     counts = torch.bincount(out, minlength=vocab)
-    assert float(((counts - wanted) ** 2 / wanted).sum()) < 20.5  # 5 degrees of freedom, one in a thousand
+    assert float(((counts - wanted) ** 2 / wanted).sum()) < 16.3  # 3 degrees of freedom, one in a thousand

@@ -38,8 +38,8 @@ def test_by_shared_noise_the_output_is_what_was_drawn_up_to_the_first_draft_that
 
 
 def test_by_ratio_the_tokens_are_distributed_as_the_target_says():
-    """A chi-square of the first token, and of the second where the first draft stood, over 500 fixed rows."""
-    rows, vocab = 500, 5
+    """A chi-square of the first token, and of the second where the first draft stood, over 300 fixed rows."""
+    rows, vocab = 300, 4
     generator = torch.Generator().manual_seed(21)
     p = torch.randn(2, vocab, generator=generator).softmax(-1)
     q = (p[0].log() + 0.7 * torch.randn(vocab, generator=generator)).softmax(-1)
@@ -50,8 +50,8 @@ def test_by_ratio_the_tokens_are_distributed_as_the_target_says():
     )
     stood = accepted == 1
     assert 0.5 < float(stood.float().mean()) < 0.95
-    assert chi_square(tokens[:, 0], p[0]) < 18.5  # 4 degrees of freedom, one in a thousand
-    assert chi_square(tokens[stood, 1], p[1]) < 18.5
+    assert chi_square(tokens[:, 0], p[0]) < 16.3  # 3 degrees of freedom, one in a thousand
+    assert chi_square(tokens[stood, 1], p[1]) < 16.3
     assert tokens[~stood, 1].eq(-1).all()
 
 
