@@ -38,7 +38,7 @@ from engine.kernels.sample import Sample, kernel_names, samples_of
 
 # What a sabotage does to every launch; each is a mistake that a configuration can make.
 SABOTAGES: dict[str, dict[str, int]] = {
-    "spill": {"maxnreg": 32},
+    "spill": {"maxnreg": 48},
     "smem": {"num_stages": 24},
     "instruction": {"num_stages": 1},
 }

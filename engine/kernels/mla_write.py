@@ -96,7 +96,7 @@ def mla_write(
         down.stride(0), query.stride(0), query.stride(1), latent.stride(0), latent.stride(1),
         turned.stride(0), turned.stride(1),
         DC=dc, DN=dn, DR=dr, PAGE=latent.shape[1], TOKENS=config.tokens,
-        num_warps=config.num_warps,
+        num_warps=config.num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
