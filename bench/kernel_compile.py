@@ -38,8 +38,8 @@ from engine.kernels.sample import Sample, kernel_names, samples_of
 
 # What a sabotage does to every launch; each is a mistake that a configuration can make.
 SABOTAGES: dict[str, dict[str, int]] = {
-    "spill": {"maxnreg": 48},
-    "smem": {"num_stages": 24},
+    "spill": {"num_warps": 1},
+    "smem": {"num_stages": 16},
     "instruction": {"num_stages": 1},
 }
 

@@ -8,7 +8,7 @@ that fails, and a launch that is refused, unless `kernel_known` has a reason for
 `--worst` the samples also run, small, in Triton's interpreter beside their float64 meanings.
 
 `--triton DIR` takes Triton from that directory. `--sabotage` breaks every launch and must turn the gate red: `spill`
-leaves it 48 registers, `smem` stages 24 tiles ahead, `instruction` stages none, so that nothing is copied ahead.
+gives it a single warp, `smem` stages 16 tiles ahead, `instruction` stages none, so that nothing is copied ahead.
 """
 
 from __future__ import annotations
