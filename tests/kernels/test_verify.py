@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from engine.kernels.verify import drawn_meaning, meaning, samples, verify_drawn, verify_ratio
+from engine.kernels.verify import drawn_meaning, meaning, verify_drawn, verify_ratio
 
 
 def run_ratio(
