@@ -22,7 +22,7 @@ Landed = Callable[[int, int], None]  # pages that the tier now has, bytes writte
 class Staged:
     """A copy of a page that waits to be written; it holds once `ready` is done."""
 
-    page: bytes
+    page: bytes | memoryview
     ready: Moved
 
 

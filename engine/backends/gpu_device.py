@@ -65,6 +65,6 @@ def must_fit(free: int, pool: int, weights: int, page: int) -> None:
     remedy = f"lower --kv-tokens (TENUTO_KV_TOKENS): {room} would fit" if room else "take a smaller model"
     raise RequestError(
         "bad_request",
-        f"the GPU has {free / 1e9:.1f} GB free; the weights take {weights / 1e9:.1f}, a step {_WORKSPACE_BYTES / 1e9:.1f}"
-        f" and the KV pool {pool / 1e9:.1f}: {remedy}",
+        f"the GPU has {free / 1e9:.1f} GB free; the weights take {weights / 1e9:.1f}, a step"
+        f" {_WORKSPACE_BYTES / 1e9:.1f} and the KV pool {pool / 1e9:.1f}: {remedy}",
     )

@@ -7,7 +7,6 @@ whatever else is in the step, and takes its tensors at fixed addresses, so a ste
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -65,9 +64,7 @@ class GpuModel:
         self._head = self._embed if facts.tied_output else _tensor(weights, "head", device)
         self._cos, self._sin = (torch.from_numpy(table).to(device) for table in rope_table(facts))
         self._scale = attention_scale(facts)
-        self.chunk_tokens = (
-            PAGE_SIZE if facts.mla else tile_tokens(facts.head_size, facts.heads // facts.kv_heads)
-        )
+        self.chunk_tokens = PAGE_SIZE if facts.mla else tile_tokens(facts.head_size, facts.heads // facts.kv_heads)
 
     def run(self, step: StepTensors, pool: Tensor, before_layer: BeforeLayer | None = None) -> Tensor:
         """Logits fp32 [wanted, vocab], on the device. `pool` as `GpuPages.layers` gives it."""
@@ -104,9 +101,7 @@ class GpuModel:
         if decodes:
             split = split_tokens(facts.head_size)
             part, lse = self._partials(decodes, facts.heads, step.tables.shape[1], split, facts.head_size)
-            paged_decode(
-                q[:decodes, None], kv, step.tables, step.length, part, lse, scale=self._scale, window=window
-            )
+            paged_decode(q[:decodes, None], kv, step.tables, step.length, part, lse, scale=self._scale, window=window)
             merge(part, lse, step.length, out[:decodes], split=split, window=window)
         if step.tiles.shape[0]:
             paged_prefill(q, kv, step.tables, step.tiles, out, scale=self._scale, window=window)
@@ -148,8 +143,8 @@ class GpuModel:
     def _partials(self, rows: int, heads: int, pages: int, split: int, width: int) -> tuple[Tensor, Tensor]:
         splits = -(-pages * PAGE_SIZE // split)
         empty = torch.empty(rows * heads * splits * (width + 1), device=self._device)
-        part, lse = empty.split([rows * heads * splits * width, rows * heads * splits])
-        return part.view(rows, heads, splits, width), lse.view(rows, heads, splits)
+        count = rows * heads * splits
+        return empty[: count * width].view(rows, heads, splits, width), empty[count * width :].view(rows, heads, splits)
 
     def _product(self, x: Tensor, w: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if out is None:

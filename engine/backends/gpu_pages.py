@@ -180,7 +180,7 @@ class _Landings:
                     at = len(self._free)
                     self._free += [(row, DONE) for row in _pinned(_CHUNK_PAGES, self._words, self._device)]
                 page = self._taken[block] = self._free.pop(at)[0]
-            return memoryview(page.view(torch.uint8).numpy())
+            return memoryview(page.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
     def find(self, block: int) -> Tensor | None:
         with self._lock:

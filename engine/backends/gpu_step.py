@@ -1,12 +1,12 @@
 """A step as the kernels take it: one buffer of int32 on the host, its copy on the device, and named views of both.
 
-    tokens, position, slot  [rows]      decoded tokens first, then those of chunks; slot -1 is a padding row
-    length                  [decodes]   tokens of the context of each decoded token, itself included
-    context                 [rows]      tokens that each row sees
-    sequence                [rows]      the row's table, -1 for padding
-    tables                  [sequences, pages]
-    tiles                   [tiles, 4]  of chunks; see `engine.kernels.paged_prefill`
-    wanted                  [wanted]    rows whose logits are asked for
+tokens, position, slot  [rows]      decoded tokens first, then those of chunks; slot -1 is a padding row
+length                  [decodes]   tokens of the context of each decoded token, itself included
+context                 [rows]      tokens that each row sees
+sequence                [rows]      the row's table, -1 for padding
+tables                  [sequences, pages]
+tiles                   [tiles, 4]  of chunks; see `engine.kernels.paged_prefill`
+wanted                  [wanted]    rows whose logits are asked for
 """
 
 from __future__ import annotations
@@ -86,7 +86,14 @@ class StepBuffer:
         for row, tile in enumerate(tiles):
             self._fill_row(row, tile, 0, row)
             arrays["tables"][row, : len(tile.blocks)] = tile.blocks
-        for name, idle in (("tokens", 0), ("position", 0), ("slot", -1), ("length", 0), ("context", 0), ("sequence", -1)):
+        for name, idle in (
+            ("tokens", 0),
+            ("position", 0),
+            ("slot", -1),
+            ("length", 0),
+            ("context", 0),
+            ("sequence", -1),
+        ):
             arrays[name][count:] = idle
         arrays["length"][:count] = arrays["context"][:count]
 

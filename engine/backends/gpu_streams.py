@@ -15,11 +15,11 @@ class Moment:
     """See `Moved`: an event on a stream."""
 
     def __init__(self, stream: Any) -> None:
-        self.event = torch.cuda.Event(blocking=True)  # whoever waits sleeps: it is not the compute thread
+        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # whoever waits sleeps: it is not the compute thread
         self.event.record(stream)
 
     def done(self) -> bool:
-        return bool(self.event.query())
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         self.event.synchronize()
@@ -30,9 +30,10 @@ class Streams:
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self.compute, self.outward, self.inward = (
-            [torch.cuda.Stream(device) for _ in range(3)] if self.cuda else [None] * 3
-        )
+        self.compute, self.outward, self.inward = (self._stream(device) for _ in range(3))
+
+    def _stream(self, device: torch.device) -> Any:
+        return torch.cuda.Stream(device) if self.cuda else None  # type: ignore[no-untyped-call]
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """What is launched within goes to this stream."""

@@ -75,16 +75,16 @@ class _Recording:
             call()
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps every operator with its tensors; replayed, what it returned before is filled with what it returns now."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Callable[[], None]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
-        if any(refused in name for refused in _REFUSED):
+        if any(refused in name for refused in _REFUSED) or ("aten.index" in name and _is_masked(args)):
             raise CaptureFault(f"a captured step waits for the device or reads host memory: {name}")
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -92,6 +92,12 @@ class _Recorder(TorchDispatchMode):
         if not view and "aten.empty" not in name:  # those are the same memory still, whatever is in it
             self.calls.append(lambda: _again(func, args, kwargs, out))
         return out
+
+
+def _is_masked(args: Any) -> bool:
+    """Whether an index is a mask, whose size the host would have to know."""
+    indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else []
+    return any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices)
 
 
 def _same_memory(out: Tensor, other: Any) -> bool:

@@ -78,7 +78,7 @@ def _kernel(
         whole = whole + total
     if BIAS:
         whole += tl.load(bias_ptr + n, mask=n < columns, other=0.0)[None, :]
-    y_at = y_ptr + (0 if LOOP else first.to(tl.int64) * y_s) + g * y_g + m[:, None].to(tl.int64) * y_m + n[None, :]
+    y_at = y_ptr + tl.program_id(2).to(tl.int64) * y_s + g * y_g + m[:, None].to(tl.int64) * y_m + n[None, :]
     tl.store(y_at, whole.to(y_ptr.dtype.element_ty), mask=row_there & (n < columns)[None, :])
 
 
@@ -167,9 +167,7 @@ def samples(size: Size) -> list[Sample]:
 def _sample(name: str, size: Size, groups: int, rows: int, columns: int, depth: int, with_bias: bool) -> Sample:
     generator = torch.Generator().manual_seed(6)
     here = device()
-    x, w = (
-        torch.randn(groups, n, depth, generator=generator).to(torch.bfloat16).to(here) for n in (rows, columns)
-    )
+    x, w = (torch.randn(groups, n, depth, generator=generator).to(torch.bfloat16).to(here) for n in (rows, columns))
     bias = torch.randn(columns, generator=generator).to(here) if with_bias else None
     y = torch.empty(groups, rows, columns, device=here)
     scratch: list[Tensor] = []

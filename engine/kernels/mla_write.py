@@ -56,7 +56,7 @@ def _kernel(
     position = tl.load(position_ptr + token, mask=there, other=0)[:, None]
     cos = tl.load(cos_ptr + position * HALF + i)
     sin = tl.load(sin_ptr + position * HALF + i)
-    if head < 0:
+    if head < 0:  # noqa: SIM108 (pointers: both sides are built, one is taken)
         source = down_ptr + t * down_t + DC
     else:
         source = query_ptr + t * query_t + head * query_h + DN

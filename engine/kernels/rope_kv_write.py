@@ -165,4 +165,6 @@ def _sample(name: str, size: Size, norm: bool, dtype: torch.dtype) -> Sample:
         return max(touched, *(float((f - w).abs().max()) for f, w in zip(found, wanted, strict=True)))
 
     bound = 0.02 if scale == 1.0 else 0.13
-    return Sample(name, launch, worst, bound, qkv.numel() * 4 + q.numel() * 2 + 2 * rows * kv_heads * d * k.element_size())
+    return Sample(
+        name, launch, worst, bound, qkv.numel() * 4 + q.numel() * 2 + 2 * rows * kv_heads * d * k.element_size()
+    )

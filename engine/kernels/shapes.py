@@ -68,5 +68,6 @@ def poisoned(
             k[block, :, max(0, n - at * page) :] = nothing
             v[block, :, max(0, n - at * page) :] = nothing
     fp8 = dtype == torch.float8_e4m3fn
-    kv = Paged(*((x / scale if fp8 else x).to(dtype).to(device()) for x in (k, v)), *((scale, scale) if fp8 else ()))
+    k, v = ((x / scale if fp8 else x).to(dtype).to(device()) for x in (k, v))
+    kv = Paged(k, v, scale, scale) if fp8 else Paged(k, v)
     return kv, table.to(device()), torch.tensor(lengths, dtype=torch.int32, device=device())

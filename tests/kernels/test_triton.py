@@ -1,8 +1,7 @@
-"""The Triton backend in the interpreter: the same contracts as every backend's, and captured steps of its own."""
+"""The Triton backend in the interpreter: the contracts of every backend, and captured steps of its own."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,35 +9,25 @@ import pytest
 import torch
 
 from engine.backends.face import Tile, cut
-from engine.backends.gpu_captured import CapturedSteps
+from engine.backends.gpu_captured import BUCKETS
 from engine.backends.graphs import CaptureFault, Recordings
 from engine.facts import PAGE_SIZE
+from tests.engine import test_exact, test_moves
 from tests.engine.conftest import Loaded, load
-from tests.engine.test_exact import (
-    LENGTH,
-    PAGES,
-    Rig,
-    test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt,
-    test_a_prompt_in_odd_chunks_beside_a_decode_leaves_the_bits_of_both,
-    test_a_restored_session_goes_on_with_the_bits_of_one_that_never_left,
-    test_a_sequence_in_a_mixed_batch_gives_the_bits_it_gives_alone,
-    test_copied_rows_are_a_page_of_ones_own,
-    test_decode_steps_of_any_batch_have_the_bits_of_steps_with_a_prefill_in_them,
-    test_what_a_block_held_before_does_not_matter,
-)
-from tests.engine.test_moves import (
-    BACK,
-    THERE,
-    TOKENS,
-    test_a_landing_is_a_page_of_memory_that_can_be_written,
-    test_a_step_reads_layers_once_they_have_come_and_ends_if_they_do_not,
-    test_gathered_pages_are_those_of_the_steps_so_far_whatever_becomes_of_their_blocks,
-    test_pages_that_were_scattered_are_those_that_were_gathered_and_the_next_step_reads_them,
-    test_the_first_landing_begins_where_a_disk_can_write_by_itself,
-)
+from tests.engine.test_exact import PAGES, Rig
+from tests.engine.test_moves import THERE, TOKENS
 from tests.engine.tiny import write_tiny
+from tests.kernels.adopted import adopt
 
-__all__ = [name for name in globals() if name.startswith("test_")]
+
+adopt(
+    globals(),
+    test_exact,
+    "test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt",
+    "test_a_sequence_in_a_mixed_batch_gives_the_bits_it_gives_alone",
+    "test_a_restored_session_goes_on_with_the_bits_of_one_that_never_left",
+)
+adopt(globals(), test_moves)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +35,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return load(write_tiny(tmp_path_factory.mktemp("small") / "tiny.gguf", arch="qwen2"))
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp32"])
-def rig(request: pytest.FixtureRequest, small: Loaded) -> Rig:
-    return Rig(small.backend("triton", request.param, 6 * PAGES), small.facts.vocab)
+@pytest.fixture(scope="module")
+def rig(small: Loaded) -> Rig:
+    return Rig(small.backend("triton", "bf16", 6 * PAGES), small.facts.vocab)
 
 
 @pytest.fixture
@@ -56,8 +45,74 @@ def tiny(small: Loaded) -> Loaded:
     return small
 
 
+@pytest.fixture(scope="module")
+def made(small: Loaded) -> Any:
+    return small.backend("triton", "bf16", 6)
+
+
 @pytest.fixture
-def backend(small: Loaded) -> Any:
-    made = small.backend("triton", "bf16", 6)
+def backend(made: Any) -> Any:
     made.forward(cut(THERE, 0, TOKENS))
     return made
+
+
+def decode(block: int, row: int, token: int = 5) -> Tile:
+    return Tile((block,), row, (token,), True)
+
+
+def test_rows_that_a_bucket_has_too_many_write_nothing_and_change_nothing(made: Any) -> None:
+    made.forward([Tile((block,), 0, (7, 8, 9)) for block in (0, 1, 2)])
+    three = [decode(block, 3) for block in (0, 1, 2)]
+    idle = made.snapshot(4, PAGE_SIZE)
+    rows = [row.copy() for row in made.forward(three)]
+    assert 3 not in BUCKETS
+    assert made.snapshot(4, PAGE_SIZE) == idle
+    assert all(np.array_equal(made.forward([tile])[0], row) for tile, row in zip(three, rows, strict=True))
+    assert np.array_equal(rows[0], rows[1])
+
+
+def test_a_bucket_is_captured_once_and_again_only_for_contexts_that_outgrow_it(small: Loaded) -> None:
+    fresh = small.backend("triton", "fp32", 8)
+    fresh.forward([Tile((0,), 0, (1, 2))])
+    assert fresh._captured.captures == 0
+    for row in range(2, 5):
+        fresh.forward([decode(0, row)])
+    assert fresh._captured.captures == 1
+    assert fresh.capture(1) is fresh.capture(1)
+    assert fresh.capture(1).batch == 1
+    fresh.capture(2)
+    assert fresh._captured.captures == 2
+
+
+def test_a_replay_runs_what_was_recorded_on_the_memory_that_it_was_recorded_with() -> None:
+    x, w = torch.ones(2, 3), torch.full((3,), 2.0)
+    graph = Recordings().record(lambda: ((x * w).view(6) + 1).sum(0, keepdim=True))
+    first = graph.result
+    assert first.item() == 18
+    x[0, 0] = 11
+    graph.replay()
+    assert graph.result is first
+    assert first.item() == 38
+
+
+def test_a_number_of_python_that_changes_later_does_not_change_a_replay() -> None:
+    x, factor = torch.ones(1), [2.0]
+    graph = Recordings().record(lambda: x * factor[0])
+    factor[0] = 99.0
+    graph.replay()
+    assert graph.result.item() == 2.0
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x + torch.tensor([1.0]),
+        lambda x: x[x > 0],
+        lambda x: x.unique(),
+    ],
+    ids=["item", "host-memory", "mask", "unique"],
+)
+def test_a_step_that_waits_for_the_device_or_reads_host_memory_cannot_be_captured(work: Any) -> None:
+    with pytest.raises(CaptureFault, match="waits for the device or reads host memory"):
+        Recordings().record(lambda: work(torch.ones(3)))
