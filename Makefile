@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tenuto-setup
+OLD_TRITON := $(VENV)/triton-3.6
 
-.PHONY: setup demo test check up bench soak clean
+.PHONY: setup demo test test-kernels check up bench soak clean
 
 setup: $(STAMP)
 
@@ -22,6 +23,14 @@ test: setup
 	$(BIN)/tenuto model pull smollm2-135m-instruct
 	$(BIN)/tenuto model pull qwen2.5-coder-0.5b-instruct
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+
+# The GPU's kernels on a machine with none: interpreted, and compiled for every target by both ends of what is supported.
+test-kernels: setup
+	bash scripts/old_triton.sh $(VENV) $(OLD_TRITON)
+	$(BIN)/python -m pytest tests/kernels tests/bench/test_kernel_gate.py tests/bench/test_gpu.py -m ''
+	PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -q tests/kernels/test_interpreter.py -p no:cacheprovider
+	$(BIN)/python -m bench.kernel_gate --triton $(OLD_TRITON) --target sm_90 --worst
+	$(BIN)/python -m bench.kernel_gate --worst
 
 check: setup
 	$(BIN)/ruff check .

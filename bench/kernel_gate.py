@@ -122,8 +122,10 @@ def _part_of_bound(line: Line) -> float:
 def report(lines: Sequence[Line]) -> list[str]:
     wrong = misses(lines)
     text = table(evidence.only(lines, "compiled"), worst_errors(lines))
-    reasons = [f"known: {one}: {one.reason}" for one in KNOWN]
-    return [*text, *reasons, *wrong, json.dumps(figures(lines))]
+    tried = _targets(lines)
+    reasons = [f"known: {one}: {one.reason}" for one in KNOWN if one.target in tried]
+    versions = sorted({line["triton"] for line in lines})
+    return [f"Triton {', '.join(versions)}", *text, *reasons, *wrong, json.dumps(figures(lines))]
 
 
 @click.command()
