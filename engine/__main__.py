@@ -111,6 +111,8 @@ def _tcp(address: str | None) -> tuple[str, int] | None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from engine.backends.choose import BACKENDS
+
     parser = argparse.ArgumentParser(
         prog="python -m engine", description="Serve one model over the token-level protocol."
     )
@@ -146,9 +148,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--backend",
-        choices=("auto", "cpu", "torch"),
+        choices=BACKENDS,
         default="auto",
-        help="auto: cpu where it can be built and the processor has vectors for it, else torch",
+        help="auto: triton where there is a GPU, else cpu where that can be built and the processor has vectors for it,"
+        " else torch",
     )
     parser.add_argument("--weights-cache", type=Path, help="default: 'cache' beside the model")
     return parser

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from engine.errors import UnsupportedShape
 from engine.kernels.fp8 import as_taken, native, quantise_fp8, widened
+from engine.kernels.int4_gemm import WIDE_FROM, matrix_wants
 from engine.kernels.sample import Sample, Size
 from engine.kernels.target import Config, device, pick
 
@@ -44,7 +45,6 @@ CONFIGS: dict[tuple[str, object], Fp8GemmConfig] = {
     ("gfx942", "*"): Fp8GemmConfig(block_n=32, num_warps=4, num_stages=2),
     ("interpreter", "*"): Fp8GemmConfig(block_n=32, block_k=64),
 }
-WIDE_FROM = 16384
 
 
 @triton.jit(do_not_specialize=["m_count"])
@@ -167,6 +167,4 @@ def _sample(name: str, m: int, n: int, k: int, a8: bool) -> Sample:
         return float((y.double() - meaning(x, weight, scale, x_scale=x_scale, bias=bias)).abs().max())
 
     moved = weight.numel() + 4 * n + x.numel() * x.element_size() + 4 * y.numel()
-    matrix = {"sm_80": "mma.sync", "sm_90": "mma.sync" if n < WIDE_FROM else "wgmma"}
-    wants = {arch: (instruction, "cp.async") for arch, instruction in matrix.items()}
-    return Sample(name, launch, worst, 2e-3 if a8 else 1e-4, moved, wants)
+    return Sample(name, launch, worst, 2e-3 if a8 else 1e-4, moved, matrix_wants(n >= WIDE_FROM))

@@ -99,6 +99,17 @@ def meaning(
     return y if bias is None else y + bias.double()
 
 
+def matrix_wants(wide: bool) -> dict[str, tuple[str, ...]]:
+    """Instruction classes that a product has on each target: those of a whole warp group from 64 weight rows on."""
+    narrow = ("mma.sync", "cp.async")
+    return {
+        "sm_80": narrow,
+        "sm_90": ("wgmma.mma_async", "cp.async") if wide else narrow,
+        "sm_100": ("tcgen05.mma", "cp.async") if wide else narrow,
+        "gfx942": ("v_mfma",),
+    }
+
+
 def samples(size: Size) -> list[Sample]:
     """One row and a batch; in production a projection of 4,096 and a wide one."""
     if size == "tiny":
@@ -122,5 +133,4 @@ def _sample(name: str, m: int, n: int, k: int) -> Sample:
         return float((y.double() - meaning(x, packed, scale, bias)).abs().max())
 
     moved = packed.numel() + 2 * scale.numel() + 2 * x.numel() + 4 * y.numel()
-    wants = {"sm_80": ("mma.sync", "cp.async"), "sm_90": ("mma.sync" if n < WIDE_FROM else "wgmma", "cp.async")}
-    return Sample(name, launch, worst, 1e-4, moved, wants)
+    return Sample(name, launch, worst, 1e-4, moved, matrix_wants(n >= WIDE_FROM))

@@ -10,8 +10,6 @@ from engine.kernels import fp8_gemm as gemm
 from engine.kernels import fp8_gemv as gemv
 from engine.kernels.fp8 import quantise_fp8
 
-BOTH = [*gemm.samples("tiny"), *gemv.samples("tiny")]
-
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -21,11 +19,6 @@ def every_value() -> torch.Tensor:
     """All e4m3 but the two NaN: [1, 256], zeros in their places."""
     values = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)
     return torch.where(values.float().isnan(), torch.zeros(()), values.float()).to(torch.float8_e4m3fn)[None]
-
-
-@pytest.mark.parametrize("sample", BOTH, ids=lambda sample: sample.name)
-def test_a_sample_is_within_its_bound(sample):
-    assert sample.worst() <= sample.bound
 
 
 def test_a_quantised_row_reaches_the_largest_value_and_a_row_of_zeros_stays_so():

@@ -10,16 +10,9 @@ from engine.kernels import int4_gemm as gemm
 from engine.kernels import int4_gemv as gemv
 from engine.kernels.int4 import pack_int4, unpack_int4
 
-BOTH = [*gemm.samples("tiny"), *gemv.samples("tiny")]
-
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("sample", BOTH, ids=lambda sample: sample.name)
-def test_a_sample_is_within_its_bound(sample):
-    assert sample.worst() <= sample.bound
 
 
 def test_a_packed_weight_is_off_by_half_a_step_at_most():
