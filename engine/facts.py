@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from engine.errors import ModelFileError
@@ -14,13 +14,52 @@ from engine.gguf import GgufFile
 
 PAGE_SIZE = 16
 ELEMENT_BYTES = {"bf16": 2, "fp32": 4, "w4a8": 2}  # of a number of the KV; w4a8 keeps it in bf16
+LATENT_NORM_EPS = 1e-6  # of MLA's latents, whatever a model's own is: so it is in DeepSeek's code and in transformers
 ARCHITECTURES = ("llama", "qwen2")
 _LIMITS = {"layers": 512, "heads": 1024, "kv_heads": 1024, "hidden": 1 << 20, "ffn": 1 << 22, "context": 1 << 24}
 
 
 @dataclass(frozen=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): a token leaves one latent row and one rotated key.
+
+    A query head has `nope_size` values that are not rotated and `rope_size` that are; a value head has `value_size`.
+    `q_rank` is None where queries come from the hidden state at once. Norms of the latents have LATENT_NORM_EPS.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    rope_size: int
+    nope_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How a longer context was made of a shorter one; see `engine.rope`. Linear scaling is `rope_scale` alone.
+
+    `kind` is llama3 or yarn. `low` and `high` are llama3's frequency factors, or yarn's slow and fast betas. Cosines
+    and sines are multiplied by `table_scale`, scores by `score_scale`.
+    """
+
+    kind: str
+    factor: float
+    original_context: int
+    low: float
+    high: float
+    table_scale: float = 1.0
+    score_scale: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """Dimensions of a decoder: `head_size` d, `heads` Hq, `kv_heads` Hkv; `size_bytes` is the file's."""
+    """Dimensions of a decoder: `head_size` d, `heads` Hq, `kv_heads` Hkv; `size_bytes` is the file's.
+
+    `qk_norm`: queries and keys have an RMS norm over d, before they are rotated. `windows`: per layer, how many tokens
+    a query sees, itself among them; 0: all. With `mla` there is one KV head, and d is the width of a latent row, its
+    rotated key at the end.
+    """
 
     name: str
     arch: str
@@ -38,10 +77,29 @@ class ModelFacts:
     tied_output: bool
     qkv_bias: bool
     size_bytes: int
+    qk_norm: bool = False
+    windows: tuple[int, ...] = ()
+    mla: Mla | None = None
+    rope_scaling: RopeScaling | None = None
+
+    @property
+    def query_width(self) -> int:
+        """Of all query heads, as they meet the keys of a page: Hq x d. It need not be the hidden size."""
+        return self.heads * self.head_size
+
+    @property
+    def rope_size(self) -> int:
+        """How many values of a query or a key are rotated."""
+        return self.head_size if self.mla is None else self.mla.rope_size
+
+    def window(self, layer: int) -> int:
+        """How many tokens a query of this layer sees: positions p - window + 1 to p; 0: all up to p."""
+        return self.windows[layer] if self.windows else 0
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """2 x layers x kv heads x head size x bytes per element."""
-        return 2 * self.layers * self.kv_heads * self.head_size * ELEMENT_BYTES[dtype]
+        """2 x layers x kv heads x head size x bytes per element; with `mla` the latent row is key and value at once."""
+        rows = 1 if self.mla else 2 * self.kv_heads
+        return rows * self.layers * self.head_size * ELEMENT_BYTES[dtype]
 
     def page_bytes(self, dtype: str) -> int:
         return PAGE_SIZE * self.kv_bytes_per_token(dtype)
@@ -62,8 +120,14 @@ class BackendIdentity:
 
 def fingerprint(file_digest: str, facts: ModelFacts, identity: BackendIdentity) -> bytes:
     """32 bytes that name one model on one backend; KV pages of different fingerprints never meet."""
-    described = {"file": file_digest, "facts": asdict(facts), "backend": asdict(identity)}
+    described = {"file": file_digest, "facts": _described(facts), "backend": asdict(identity)}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).digest()
+
+
+def _described(facts: ModelFacts) -> dict[str, Any]:
+    """What a model has of the fields that not every model has is named; so a new field changes no old fingerprint."""
+    plain = {field.name: field.default for field in fields(facts)}
+    return {name: value for name, value in asdict(facts).items() if getattr(facts, name) != plain[name]}
 
 
 def read_facts(file: GgufFile) -> ModelFacts:

@@ -33,6 +33,12 @@ Progress = Callable[[float], None]
 class Weights:
     """Name -> array. Matrices are dequantised to the engine's dtype (bf16 as uint16 bit patterns), the rest to fp32.
 
+    `embed` and `head` [vocab, H], `norm` [H]. Of layer L, each [outputs, inputs]: `L.attn_norm`, `L.qkv`
+    [(Hq + 2 Hkv) d, H] with `L.qkv_bias`, `L.q_norm` and `L.k_norm` [d], `L.o` [H, Hq d], `L.ffn_norm`, `L.gate_up`
+    [2 F, H], `L.down` [H, F]. With latent attention, instead of `L.qkv`: `L.q_a` [q_rank, H], `L.q_a_norm` and `L.q_b`
+    [Hq (nope + rope), q_rank], or `L.q` alone where there is no q_rank; `L.kv_a` [kv_rank + rope, H], `L.kv_a_norm`,
+    `L.kv_b` [Hq (nope + value), kv_rank]; and `L.o` is [H, Hq value]. Rows that are rotated are in rotate-half's order.
+
     In w4a8 a matrix is the bytes of its panels, and NAME.kinds their kinds: see `engine.quantised.pack`. The embedding
     is bf16, and the head is there also where the file ties them.
     """

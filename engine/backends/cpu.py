@@ -25,6 +25,7 @@ from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.native import Decoder, Library, StepArrays
 from engine.quantised import GROUP, VERSION
+from engine.rope import rope_table
 from engine.weights import Weights
 
 # A unit u is 4 bytes: two neighbouring bf16 or one fp32. K is [d/u][16] units and V is [16/u][d] units.
@@ -78,7 +79,7 @@ class Cpu(HostPages):
         self._bytes = memoryview(self._memory)
         self._pool = np.frombuffer(self._memory, np.uint8)
         self._unit = 1 if weights.dtype == "fp32" else 2
-        cos, sin = _rope_table(facts)
+        cos, sin = rope_table(facts)
         arrays = {**weights.arrays, "cos": cos, "sin": sin}
         self._decoder = Decoder(library, facts, weights.dtype, arrays, chosen, threads)
         self._captured = CapturedSteps(self._decoder, self._pool.ctypes.data, facts.vocab)
@@ -183,11 +184,3 @@ def identity(dtype: str, instruction_set: str, key: str) -> BackendIdentity:
         threads=0,
         version=f"{key}.{VERSION}" if dtype == "w4a8" else key,
     )
-
-
-def _rope_table(facts: ModelFacts) -> tuple[Array, Array]:
-    """cos and sin, each [context rounded up to a page, d/2], computed in float64 and kept in fp32."""
-    positions = np.arange(-(-facts.context // PAGE_SIZE) * PAGE_SIZE, dtype=np.float64) / facts.rope_scale
-    inverse = facts.rope_base ** (-np.arange(0, facts.head_size, 2, dtype=np.float64) / facts.head_size)
-    angles = positions[:, None] * inverse[None, :]
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

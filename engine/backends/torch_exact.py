@@ -23,6 +23,7 @@ from engine.backends.memory import pool_memory
 from engine.backends.moves import Arrival, HostPages, WholeArrival
 from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
+from engine.rope import rope_table
 from engine.weights import Weights
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -54,7 +55,7 @@ class TorchExact(HostPages):
         self._norm = _tensor(weights.arrays["norm"])
         head = self._embed if facts.tied_output else _tensor(weights.arrays["head"])
         self._head = _linear(head)
-        self._cos, self._sin = _rope_table(facts)
+        self._cos, self._sin = (torch.from_numpy(table) for table in rope_table(facts))
         self._mask = torch.zeros(0, 0)
 
     @property
@@ -256,14 +257,6 @@ def _tensor(value: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
     """A torch view of an array; uint16 arrays are bf16 bit patterns."""
     tensor = torch.from_numpy(value)
     return tensor.view(torch.bfloat16) if value.dtype == np.uint16 else tensor
-
-
-def _rope_table(facts: ModelFacts) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [context rounded up to a page, d/2], computed in float64 and kept in fp32."""
-    positions = torch.arange(-(-facts.context // PAGE_SIZE) * PAGE_SIZE, dtype=torch.float64) / facts.rope_scale
-    inverse = facts.rope_base ** (-torch.arange(0, facts.head_size, 2, dtype=torch.float64) / facts.head_size)
-    angles = positions[:, None] * inverse[None, :]
-    return angles.cos().float(), angles.sin().float()
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.facts import BackendIdentity, fingerprint, read_facts
+from engine.facts import BackendIdentity, Mla, RopeScaling, fingerprint, read_facts
 from engine.gguf import GgufFile
 from engine.weights import load_weights
 from tests.engine.conftest import Loaded, load
@@ -80,8 +81,6 @@ def test_other_weights_under_the_same_name_have_another_fingerprint(tmp_path: Pa
 
 
 def test_anything_that_can_change_a_bit_changes_the_fingerprint(tiny: Loaded) -> None:
-    from dataclasses import replace
-
     mark = fingerprint(tiny.digest, tiny.facts, IDENTITY)
     changes = {
         "dtype": "fp32",
@@ -97,6 +96,19 @@ def test_anything_that_can_change_a_bit_changes_the_fingerprint(tiny: Loaded) ->
     assert len(others | {mark}) == len(changes) + 1
     with GgufFile(tiny.path) as file:
         assert fingerprint(tiny.digest, read_facts(file), IDENTITY) == mark
+
+
+def test_a_model_of_the_first_release_has_the_fingerprint_that_it_had_then(tiny: Loaded) -> None:
+    facts = replace(tiny.facts, name="tiny", size_bytes=1)
+    then = "0f8778b7c0c796cc105731434989636c1e316d1259357e126a93b81d9205ba81"
+    assert fingerprint("0" * 64, facts, IDENTITY).hex() == then
+
+
+def test_what_only_some_models_have_changes_the_fingerprint(tiny: Loaded) -> None:
+    scaling = RopeScaling("llama3", factor=8.0, original_context=8192, low=1.0, high=4.0)
+    others = [{"qk_norm": True}, {"windows": (24, 0)}, {"mla": Mla(None, 32, 16, 16, 16)}, {"rope_scaling": scaling}]
+    marks = {fingerprint(tiny.digest, replace(tiny.facts, **other), IDENTITY) for other in [{}, *others]}
+    assert len(marks) == 1 + len(others)
 
 
 def test_groups_of_another_version_are_made_again(
