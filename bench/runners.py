@@ -18,8 +18,8 @@ from bench.llamacpp import LlamaCpp, built
 from engine.backends.choose import BackendSettings, open_backend
 from engine.backends.face import Backend, cut
 from engine.errors import EngineError
-from engine.facts import PAGE_SIZE, ModelFacts, read_facts
-from engine.gguf import GgufFile
+from engine.facts import PAGE_SIZE, ModelFacts
+from engine.modelfile import open_model
 from engine.weights import Weights, load_weights
 
 Piece = tuple[int, int, Sequence[int]]
@@ -74,11 +74,11 @@ def open_runner(name: str, model: Path, file: Path | None, sizes: Sizes, options
 
 def opened_weights(model: Path, dtype: str) -> tuple[ModelFacts, Weights]:
     """Facts and weights of a model. Raises BenchError for a dtype that the engine does not have."""
-    with GgufFile(model) as file:
-        facts = read_facts(file)
+    with open_model(model) as opened:
+        facts = opened.facts()
         try:
             facts.page_bytes(dtype)
-            return facts, load_weights(file, file.digest(), facts, dtype, model.parent / "cache", lambda done: None)
+            return facts, load_weights(opened, opened.digest(), facts, dtype, model.parent / "cache", lambda done: None)
         except (KeyError, ValueError, EngineError) as error:
             raise BenchError(f"the engine has no {dtype} mode: {error}") from error
 

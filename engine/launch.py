@@ -15,12 +15,12 @@ from engine.constraint import Constraints
 from engine.core import EngineCore
 from engine.decisions import DecisionLog
 from engine.errors import RequestError
-from engine.facts import ELEMENT_BYTES, PAGE_SIZE, fingerprint, read_facts
-from engine.gguf import GgufFile
+from engine.facts import ELEMENT_BYTES, PAGE_SIZE, fingerprint
 from engine.intents import Intents
 from engine.keeper import Keeper
 from engine.keyring import SaltKeys
 from engine.lanes import Lanes
+from engine.modelfile import model_name, open_model
 from engine.moves import Moves
 from engine.pages import PagePool
 from engine.request import Limits
@@ -28,7 +28,6 @@ from engine.scheduler import Scheduler
 from engine.server import EngineServer
 from engine.speeds import Room, Speeds, measure
 from engine.store import KvStore
-from engine.tokens.vocabulary import tokenizer_from
 from engine.weights import load_weights
 from engine.wire import ModelCard
 from kvtier import CodecConfig, Compression, S3Place, SharedConfig, TierConfig, TierStack
@@ -94,13 +93,13 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
         raise RequestError("pool_too_small", f"a pool of {settings.kv_tokens} tokens is too small; 64 is the least")
     if settings.threads < 1:
         raise RequestError("bad_request", f"--threads is {settings.threads}; 1 is the least")
-    with GgufFile(settings.model) as file:
-        facts = read_facts(file)
-        tokenizer = tokenizer_from(file)
+    with open_model(settings.model) as model:
+        facts = model.facts()
+        tokenizer = model.tokenizer()
         progress("checking", 0.0)
-        digest = file.digest()
+        digest = model.digest()
         weights = load_weights(
-            file, digest, facts, settings.dtype, settings.weights_cache, lambda done: progress("weights", done)
+            model, digest, facts, settings.dtype, settings.weights_cache, lambda done: progress("weights", done)
         )
     blocks = settings.kv_tokens // PAGE_SIZE
     wanted = BackendSettings(settings.backend, blocks, settings.threads, settings.weights_cache)
@@ -115,7 +114,7 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     limits = Limits(facts.context, facts.vocab, blocks * PAGE_SIZE)
     core = EngineCore(backend, store, Scheduler(pool), limits, tokenizer.eos_token_ids, inbox)
     card = ModelCard(
-        model=settings.model.stem,
+        model=model_name(settings.model),
         fingerprint=mark.hex(),
         backend=backend.identity.backend,
         mode=backend.identity.mode,

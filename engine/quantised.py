@@ -50,10 +50,17 @@ class Groups:
 def read_groups(file: GgufFile, name: str) -> Groups:
     """A matrix of a file. Raises ModelError where its rows are no whole number of groups."""
     info = file.tensors[name]
-    if info.shape[-1] % GROUP:
-        raise ModelError(f"w4a8 takes inputs in groups of {GROUP}; {name!r} has rows of {info.shape[-1]}; use bf16")
     read = _READERS.get(info.quant_name)
-    return quantise(file.tensor(name)) if read is None else read(file.blocks(name))
+    if read is None or info.shape[-1] % GROUP:
+        return grouped(name, file.tensor(name))
+    return read(file.blocks(name))
+
+
+def grouped(name: str, values: Array) -> Groups:
+    """A matrix in fp32, quantised. Raises ModelError where its rows are no whole number of groups."""
+    if values.shape[-1] % GROUP:
+        raise ModelError(f"w4a8 takes inputs in groups of {GROUP}; {name!r} has rows of {values.shape[-1]}; use bf16")
+    return quantise(values)
 
 
 def quantise(values: Array) -> Groups:

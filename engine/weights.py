@@ -19,8 +19,8 @@ import numpy as np
 
 from engine.errors import WeightsCacheError
 from engine.facts import ModelFacts
-from engine.gguf import GgufFile
-from engine.quantised import VERSION, Groups, pack, read_groups
+from engine.modelfile import ModelFile, parts
+from engine.quantised import VERSION, pack
 from engine.temporaries import prefix, sweep
 
 _MAGIC = b"TENUTOW2"
@@ -48,80 +48,62 @@ class Weights:
 
 
 def load_weights(
-    file: GgufFile, digest: str, facts: ModelFacts, dtype: str, cache_dir: Path | None, progress: Progress
+    model: ModelFile, digest: str, facts: ModelFacts, dtype: str, cache_dir: Path | None, progress: Progress
 ) -> Weights:
     """Map the cached weights of this file, building the cache first if it is absent or does not match.
 
     With `cache_dir` None, or where the cache cannot be written, the weights are built in memory.
     """
     if cache_dir is None:
-        return _in_memory(file, facts, dtype, progress)
+        return _in_memory(model, facts, dtype, progress)
     path = cache_dir / digest[:32] / f"weights.{dtype}"
     mapped = _map_cache(path, digest, dtype)
     if mapped is not None:
         progress(1.0)
         return mapped
     try:
-        _build_cache(path, file, digest, facts, dtype, progress)
+        _build_cache(path, model, digest, facts, dtype, progress)
     except OSError:
-        return _in_memory(file, facts, dtype, progress)
+        return _in_memory(model, facts, dtype, progress)
     built = _map_cache(path, digest, dtype)
     if built is None:
         raise WeightsCacheError(f"{path} was written but does not read back; check the disk")
     return built
 
 
-def _in_memory(file: GgufFile, facts: ModelFacts, dtype: str, progress: Progress) -> Weights:
-    return Weights(dtype, dict(_fused(file, facts, dtype, progress)))
+def _in_memory(model: ModelFile, facts: ModelFacts, dtype: str, progress: Progress) -> Weights:
+    return Weights(dtype, dict(_fused(model, facts, dtype, progress)))
 
 
-def _fused(file: GgufFile, facts: ModelFacts, dtype: str, progress: Progress) -> Iterator[tuple[str, Array]]:
-    def matrix(to: str, *names: str) -> Iterator[tuple[str, Array]]:
-        if dtype != "w4a8":
-            yield to, _to_dtype(np.concatenate([_rows(facts, name, file.tensor(name)) for name in names]), dtype)
-            return
-        parts = [_grouped_rows(file, facts, name) for name in names]
-        yield from zip((to, f"{to}.kinds"), pack(parts, gated=to.endswith("gate_up")), strict=True)
+def _fused(model: ModelFile, facts: ModelFacts, dtype: str, progress: Progress) -> Iterator[tuple[str, Array]]:
+    def array(to: str, *names: str) -> Iterator[tuple[str, Array]]:
+        if len(shapes[names[0]]) == 1:
+            yield to, np.concatenate([model.values(name) for name in names])
+        elif dtype != "w4a8" or to == "embed":
+            yield to, _to_dtype(np.concatenate([model.values(name) for name in names]), dtype)
+        else:
+            groups = [model.groups(name) for name in names]
+            yield from zip((to, f"{to}.kinds"), pack(groups, gated=to.endswith("gate_up")), strict=True)
 
-    yield "embed", _to_dtype(file.tensor("token_embd.weight").copy(), dtype)
+    shapes = parts(facts)
+    yield from array("embed", "embed")
     if not facts.tied_output or dtype == "w4a8":
-        yield from matrix("head", "token_embd.weight" if facts.tied_output else "output.weight")
-    yield "norm", file.tensor("output_norm.weight").copy()
+        yield from array("head", "embed" if facts.tied_output else "head")
+    yield from array("norm", "norm")
     for layer in range(facts.layers):
-        at = f"blk.{layer}."
-        yield f"{layer}.attn_norm", file.tensor(at + "attn_norm.weight").copy()
-        yield from matrix(f"{layer}.qkv", at + "attn_q.weight", at + "attn_k.weight", at + "attn_v.weight")
-        if facts.qkv_bias:
-            yield f"{layer}.qkv_bias", np.concatenate([_bias(file, facts, f"{at}attn_{c}.bias") for c in "qkv"])
-        yield from matrix(f"{layer}.o", at + "attn_output.weight")
-        yield f"{layer}.ffn_norm", file.tensor(at + "ffn_norm.weight").copy()
-        yield from matrix(f"{layer}.gate_up", at + "ffn_gate.weight", at + "ffn_up.weight")
-        yield from matrix(f"{layer}.down", at + "ffn_down.weight")
+        at = f"{layer}."
+        for to, *names in _arrays_of_a_layer(facts):
+            if at + names[0] in shapes:
+                yield from array(at + to, *(at + name for name in names))
         progress((layer + 1) / facts.layers)
 
 
-def _bias(file: GgufFile, facts: ModelFacts, name: str) -> Array:
-    return _rows(facts, name, file.tensor(name))
-
-
-def _rows(facts: ModelFacts, name: str, value: Array) -> Array:
-    order = _order(facts, name)
-    return value if order is None else value[order]
-
-
-def _grouped_rows(file: GgufFile, facts: ModelFacts, name: str) -> Groups:
-    order, value = _order(facts, name), read_groups(file, name)
-    return value if order is None else value.rows(order)
-
-
-def _order(facts: ModelFacts, name: str) -> Array | None:
-    """GGUF stores q and k of the llama architecture for interleaved rope; this puts them back for rotate-half."""
-    part = name.split(".")[-2]
-    if facts.arch != "llama" or part not in ("attn_q", "attn_k"):
-        return None
-    heads = facts.heads if part == "attn_q" else facts.kv_heads
-    pairs = np.arange(heads * facts.head_size).reshape(heads, -1, 2)
-    return pairs.swapaxes(1, 2).reshape(-1)
+def _arrays_of_a_layer(facts: ModelFacts) -> list[tuple[str, ...]]:
+    """Each array, and the parts that are multiplied together and so make it up; not every model has all."""
+    latent = ("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b")
+    attention = [(name, name) for name in latent] if facts.mla else [("qkv", "q", "k", "v")]
+    alone = [(name, name) for name in ("attn_norm", "q_norm", "k_norm", "o", "ffn_norm", "down")]
+    return [*attention, ("qkv_bias", "q_bias", "k_bias", "v_bias"), *alone, ("gate_up", "gate", "up")]
 
 
 def _to_dtype(value: Array, dtype: str) -> Array:
@@ -133,7 +115,7 @@ def _to_dtype(value: Array, dtype: str) -> Array:
     return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
-def _build_cache(path: Path, file: GgufFile, digest: str, facts: ModelFacts, dtype: str, progress: Progress) -> None:
+def _build_cache(path: Path, model: ModelFile, digest: str, facts: ModelFacts, dtype: str, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, "weights")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix("weights"))
@@ -142,7 +124,7 @@ def _build_cache(path: Path, file: GgufFile, digest: str, facts: ModelFacts, dty
             table: dict[str, Any] = {}
             blobs = Path(temporary + ".blobs")
             with blobs.open("w+b") as body:
-                for name, value in _fused(file, facts, dtype, progress):
+                for name, value in _fused(model, facts, dtype, progress):
                     body.write(b"\0" * (-body.tell() % _ALIGN))
                     table[name] = {"offset": body.tell(), "shape": list(value.shape), "dtype": str(value.dtype)}
                     body.write(np.ascontiguousarray(value).data)

@@ -19,8 +19,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from engine import ModelFileError, models
-from engine.facts import read_facts
-from engine.gguf import GgufFile
+from engine.modelfile import open_model
 from engine.tokens import load_chat_format
 from runtime.errors import MigrationError, PortTaken, StartupError
 from runtime.home import check_alone
@@ -54,8 +53,8 @@ def check_model(settings: Settings) -> None:
     """
     path = settings.model_path
     try:
-        with GgufFile(path) as file:
-            read_facts(file)
+        with open_model(path) as model:
+            model.facts()
     except (OSError, OverflowError, MemoryError) as error:
         raise ModelFileError(f"{path} cannot be read as a model: {error}") from error
     if settings.model not in {entry.name for entry in models()}:

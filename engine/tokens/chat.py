@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TemplateError
-from engine.gguf import GgufFile
+from engine.modelfile import open_model
 from engine.tokens.grammar import CALL_CLOSE, CALL_OPEN, Choice, tool_grammar
-from engine.tokens.scaffold import Scaffold, learn
+from engine.tokens.scaffold import Scaffold, Template, learn
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
-from engine.tokens.vocabulary import Tokenizer, tokenizer_from
+from engine.tokens.vocabulary import Tokenizer
 
 _HERMES = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -37,10 +37,10 @@ class ChatFormat:
     Immutable and thread-safe; `opening` may block ~100 ms the first time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str, bos: str = "") -> None:
         self._tokenizer = tokenizer
-        self._template = template
-        self._scaffold: Scaffold = learn(template, self._eos_text())
+        self._template = Template(template, bos, self._eos_text())
+        self._scaffold: Scaffold = learn(self._template)
         self._opening_text = lru_cache(maxsize=256)(self._render_opening)
 
     @property
@@ -129,13 +129,13 @@ class ChatFormat:
 
 
 def load_chat_format(path: Path) -> tuple[Tokenizer, ChatFormat]:
-    """Tokenizer and chat format of a GGUF file. Raises ModelFileError or TemplateError."""
-    with GgufFile(path) as file:
-        template = file.metadata.get("tokenizer.chat_template")
-        if not isinstance(template, str):
+    """Tokenizer and chat format of a model, a file or a directory. Raises ModelFileError or TemplateError."""
+    with open_model(path) as model:
+        template = model.chat_template()
+        if template is None:
             raise TemplateError(f"{path} has no chat template; use an instruct model")
-        tokenizer = tokenizer_from(file)
-    return tokenizer, ChatFormat(tokenizer, template)
+        tokenizer = model.tokenizer()
+    return tokenizer, ChatFormat(tokenizer, template.text, template.bos)
 
 
 def _tojson(value: Any) -> str:

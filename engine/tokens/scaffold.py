@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import TemplateError
+from engine.tokens.grammar import CALL_OPEN
 from engine.tokens.render import render
 
 _MARK = re.compile(r"qz(\d)zq")
@@ -19,6 +20,18 @@ _PROBE: dict[str, Any] = {
 
 def _mark(index: int) -> str:
     return f"qz{index}zq"
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template, and the texts of the tokens that begin a transcript and end a message."""
+
+    source: str
+    bos: str
+    eos: str
+
+    def written(self, *jobs: dict[str, Any]) -> list[str]:
+        return render(self.source, [{**job, "bos_token": self.bos, "eos_token": self.eos} for job in jobs])
 
 
 @dataclass(frozen=True)
@@ -34,11 +47,11 @@ class Scaffold:
     assistant_close: str
     native_tools: bool
 
-    def opening(self, template: str, has_system: bool, functions: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    def opening(self, template: Template, has_system: bool, functions: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         """Text parts of a transcript's start: one part, or two with the system message between them."""
         messages = _messages(("system", _mark(0))) if has_system else []
         messages += _messages(("user", _mark(1)))
-        text = render(template, [_job(messages, tools=list(functions))])[0]
+        text = template.written(_job(messages, tools=list(functions)))[0]
         tail = self.user[0] + _mark(1) + self.user[1]
         if not text.endswith(tail):
             raise TemplateError("the chat template writes a first user message unlike later ones; it cannot be used")
@@ -48,8 +61,11 @@ class Scaffold:
         return tuple(parts)
 
 
-def learn(template: str, eos: str) -> Scaffold:
-    """Render conversations that grow by one message each and take the differences.
+def learn(template: Template) -> Scaffold:
+    """Render conversations that grow by a message and take the differences.
+
+    An assistant message is learnt where another one follows it: some templates write the last one in another way, with
+    the model's thoughts before it. What the model said stays in the transcript as it was said.
 
     Raises TemplateError when a longer conversation does not begin with the shorter one: then a transcript could not be
     appended to, and its tokens could not be kept.
@@ -57,38 +73,48 @@ def learn(template: str, eos: str) -> Scaffold:
     asked = _messages(("system", "s"), ("user", _mark(1)))
     answered = asked + _messages(("assistant", _mark(2)))
     again = answered + _messages(("user", _mark(3)))
-    plain, opened, whole, more, tooled = render(
-        template,
-        [_job(asked), _job(asked, opens=True), _job(answered), _job(again), _job(asked, tools=[_PROBE])],
+    plain, opened, whole, more, tooled = template.written(
+        _job(asked), _job(asked, opens=True), _job(answered), _job(again), _job(asked, tools=[_PROBE])
     )
-    user = _parts(_added(whole, more), 1)
     assistant_open = _added(plain, opened)
-    assistant = _added(plain, whole)
-    before = assistant_open + _mark(2)
-    if not assistant.startswith(before + eos) or not user[0]:
+    _, ending, close = whole.partition(_mark(2) + template.eos)
+    before, grown = assistant_open + _mark(2) + template.eos + close, _added(plain, more)
+    if not ending or not grown.startswith(before) or grown == before:
         raise TemplateError("the chat template writes past assistant messages unlike new ones; it cannot be used")
-    native = "qzprobezq" in tooled
+    user = _parts(grown[len(before) :], 1)
+    if not user[0]:
+        raise TemplateError("the chat template writes nothing before a user message; it cannot be used")
+    native = "qzprobezq" in tooled and CALL_OPEN in tooled
     return Scaffold(
         user=(user[0], user[1]),
-        tools=_learn_tools(template, asked) if native else ("", "", ""),
+        tools=_learn_tools(template, asked, close) if native else ("", "", ""),
         assistant_open=assistant_open,
-        assistant_close=assistant[len(before + eos) :],
+        assistant_close=close,
         native_tools=native,
     )
 
 
-def _learn_tools(template: str, asked: list[dict[str, Any]]) -> tuple[str, str, str]:
+def _learn_tools(template: Template, asked: list[dict[str, Any]], close: str) -> tuple[str, str, str]:
     call = {"id": "c0", "type": "function", "function": {"name": "qzprobezq", "arguments": {}}}
     called = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
     results = [{"role": "tool", "name": "qzprobezq", "tool_call_id": "c0", "content": _mark(i)} for i in range(3)]
-    jobs = [_job(called + results[:count], tools=[_PROBE]) for count in range(4)]
-    base, *grown = render(template, jobs)
-    one, two, three = (_parts(_added(base, text), count) for count, text in enumerate(grown, start=1))
+    jobs = [_job(called + results[:count], tools=[_PROBE]) for count in range(1, 4)]
+    one, two, three = (
+        _results(text, template.eos + close, n) for n, text in enumerate(template.written(*jobs), start=1)
+    )
     if (one[0], one[-1]) != (two[0], two[-1]) or three != [two[0], two[1], two[1], two[2]]:
         raise TemplateError(
             "the chat template writes tool results in a way that depends on their number; it cannot be used"
         )
     return two[0], two[1], two[2]
+
+
+def _results(text: str, end: str, count: int) -> list[str]:
+    """What is written around so many tool results, from the end of the message that asked for them."""
+    at = text.rfind(end, 0, text.find(_mark(0)))
+    if at < 0:
+        raise TemplateError("the chat template does not end a message that calls tools; it cannot be used")
+    return _parts(text[at + len(end) :], count)
 
 
 def _messages(*pairs: tuple[str, str]) -> list[dict[str, Any]]:
@@ -102,8 +128,6 @@ def _job(
         "messages": messages,
         "add_generation_prompt": opens,
         "tools": tools or None,
-        "bos_token": "",
-        "eos_token": "",
     }
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the tables inside a GGUF file.
+"""Text to token ids and back, from the tables of a model; those inside a GGUF file are read here.
 
 Control tokens in text are never parsed unless asked.
 """
@@ -9,6 +9,7 @@ import codecs
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from tokenizers.models import BPE
 
 from engine.errors import ModelFileError, RequestError
 from engine.gguf import GgufFile
+from engine.modelfile import open_model
 
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of tokens, as in GGUF
+SPACE = "\u2581"  # how SentencePiece writes a space
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -28,27 +31,41 @@ _MAX_TEXT = 64 * 1024 * 1024
 _END_OF_TEXT = "<|endoftext|>"
 
 
-class Tokenizer:
-    """Byte-level BPE of one model. Immutable and thread-safe.
+@dataclass(frozen=True)
+class Tables:
+    """What a tokenizer works with: texts, kinds and bytes of its tokens; its BPE without and with control tokens.
 
-    Text is taken as it is: no Unicode normalisation, so that `decode(encode(text)) == text`. Some vocabularies lack
-    tokens for a few bytes; code points that need one of these become U+FFFD, visibly, instead of vanishing.
+    `unwritable` matches what has no tokens; `space` spells out SPACE in tokens of bytes, where a token cannot hold it.
     """
 
-    def __init__(self, tokens: list[str], kinds: list[int], merges: list[str], pre: str, eos: int) -> None:
-        self._tokens = tokens
-        self._bytes = [_token_bytes(token, kind) for token, kind in zip(tokens, kinds, strict=True)]
-        self._control = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
-        vocab = {token: i for i, token in enumerate(tokens)}
-        pairs = [_pair(merge) for merge in merges]
-        self._unwritable = _unwritable(vocab)
-        self._plain = _bpe(vocab, pairs, pre)
-        self._special = _bpe(vocab, pairs, pre)
-        self._special.add_special_tokens([_added(tokens[i], True) for i, kind in enumerate(kinds) if kind == _CONTROL])
-        self._special.add_tokens([_added(tokens[i], False) for i, kind in enumerate(kinds) if kind == _USER_DEFINED])
-        extra = vocab.get(_END_OF_TEXT)
-        self.eos_token_ids: tuple[int, ...] = (eos,) if extra in (None, eos) else (eos, extra)
-        self.digest = _digest(tokens, kinds, merges, pre, self.eos_token_ids)
+    tokens: list[str]
+    kinds: list[int]
+    pieces: list[bytes]
+    plain: Bpe
+    special: Bpe
+    eos: tuple[int, ...]
+    unwritable: re.Pattern[str] | None
+    digest: str
+    space: tuple[int, ...] | None = None
+
+
+class Tokenizer:
+    """Byte-pair encoding of one model. Immutable and thread-safe.
+
+    Text is taken as it is: no Unicode normalisation and no space put before it, so that `decode(encode(text)) == text`.
+    Some vocabularies lack tokens for a few bytes; code points that need one of these become U+FFFD, visibly, instead of
+    vanishing.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tokens = tables.tokens
+        self._bytes = tables.pieces
+        self._control = frozenset(i for i, kind in enumerate(tables.kinds) if kind == CONTROL)
+        self._unwritable = tables.unwritable
+        self._plain, self._special = tables.plain, tables.special
+        self._space = tables.space
+        self.eos_token_ids = tables.eos
+        self.digest = tables.digest
 
     @property
     def vocab_size(self) -> int:
@@ -64,7 +81,11 @@ class Tokenizer:
         clean = text.encode("utf-8", errors="surrogatepass").decode("utf-8", errors="replace")
         if self._unwritable is not None:
             clean = self._unwritable.sub("\ufffd", clean)
-        ids: list[int] = (self._special if allow_special else self._plain).encode(clean).ids
+        bpe = self._special if allow_special else self._plain
+        pieces = [clean] if self._space is None else clean.split(SPACE)
+        ids: list[int] = bpe.encode(pieces[0]).ids
+        for piece in pieces[1:]:
+            ids += [*(self._space or ()), *bpe.encode(piece).ids]
         return ids
 
     def decode(self, ids: Sequence[int], show_control: bool = False) -> str:
@@ -90,11 +111,6 @@ class Tokenizer:
         """How the control tokens are written, longest first."""
         return sorted((self._tokens[i] for i in self._control), key=len, reverse=True)
 
-    def to_json(self) -> str:
-        """The `tokenizers` form, control tokens included; what a grammar engine is built from."""
-        text: str = self._special.to_str()
-        return text
-
 
 class StreamDecoder:
     """Token ids in, text out, in pieces. Never splits a code point; `finish()` gives what an abandoned one left."""
@@ -111,16 +127,16 @@ class StreamDecoder:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer inside a GGUF file.
+    """The tokenizer of a model, a file or a directory.
 
     Raises ModelFileError when its tables are missing, damaged or of another kind.
     """
-    with GgufFile(path) as file:
-        return tokenizer_from(file)
+    with open_model(path) as model:
+        return model.tokenizer()
 
 
 def tokenizer_from(file: GgufFile) -> Tokenizer:
-    """As `load_tokenizer`, from an open file."""
+    """As `load_tokenizer`, from an open GGUF file."""
     meta = file.metadata
     if meta.get("tokenizer.ggml.model") != "gpt2":
         raise ModelFileError(
@@ -144,7 +160,27 @@ def tokenizer_from(file: GgufFile) -> Tokenizer:
         left, right = _pair(merge)
         if left not in known or right not in known or left + right not in known:
             raise ModelFileError(f"{file.path} has the merge {merge!r} of tokens that it does not have")
-    return Tokenizer(tokens, kinds, merges, pre, eos)
+    return Tokenizer(_tables(tokens, kinds, merges, pre, eos))
+
+
+def _tables(tokens: list[str], kinds: list[int], merges: list[str], pre: str, eos: int) -> Tables:
+    vocab = {token: i for i, token in enumerate(tokens)}
+    pairs = [_pair(merge) for merge in merges]
+    plain, special = _bpe(vocab, pairs, pre), _bpe(vocab, pairs, pre)
+    special.add_special_tokens([_added(tokens[i], True) for i, kind in enumerate(kinds) if kind == CONTROL])
+    special.add_tokens([_added(tokens[i], False) for i, kind in enumerate(kinds) if kind == USER_DEFINED])
+    extra = vocab.get(_END_OF_TEXT)
+    ends = (eos,) if extra in (None, eos) else (eos, extra)
+    return Tables(
+        tokens=tokens,
+        kinds=kinds,
+        pieces=[token_bytes(token, kind) for token, kind in zip(tokens, kinds, strict=True)],
+        plain=plain,
+        special=special,
+        eos=ends,
+        unwritable=unwritable(vocab),
+        digest=_digest(tokens, kinds, merges, pre, ends),
+    )
 
 
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
@@ -184,7 +220,7 @@ def _byte_of() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(shifted)}
 
 
-def _unwritable(vocab: dict[str, int]) -> re.Pattern[str] | None:
+def unwritable(vocab: dict[str, int]) -> re.Pattern[str] | None:
     """Matches code points whose first UTF-8 byte has no token; None where every byte has one."""
     missing = {byte for char, byte in _byte_of().items() if char not in vocab}
     if missing & set(range(0x80, 0xC0)):
@@ -200,10 +236,11 @@ def _unwritable(vocab: dict[str, int]) -> re.Pattern[str] | None:
     return re.compile("[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in sorted(ranges)) + "]")
 
 
-def _token_bytes(token: str, kind: int) -> bytes:
-    if kind == _UNUSED:
+def token_bytes(token: str, kind: int) -> bytes:
+    """What a token of byte-level BPE, or a token that was added, stands for."""
+    if kind == UNUSED:
         return b""
-    if kind in (_CONTROL, _USER_DEFINED):
+    if kind in (CONTROL, USER_DEFINED):
         return token.encode()
     alphabet = _byte_of()
     if all(char in alphabet for char in token):

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable
-from engine.facts import ModelFacts, read_facts
-from engine.gguf import GgufFile
+from engine.facts import ModelFacts
+from engine.modelfile import open_model
 from tests.engine.fakes import Harness
 from tests.engine.tiny import write_tiny
 
@@ -55,8 +55,8 @@ class Loaded:
     def weights(self, dtype: str, cache: Path | None) -> Any:
         from engine.weights import load_weights
 
-        with GgufFile(self.path) as file:
-            return load_weights(file, self.digest, self.facts, dtype, cache, lambda done: None)
+        with open_model(self.path) as model:
+            return load_weights(model, self.digest, self.facts, dtype, cache, lambda done: None)
 
     def backend(
         self, name: str, dtype: str, pool_blocks: int, cache: Path | None = None, isa: str | None = None
@@ -87,8 +87,8 @@ def native_library() -> Any:
 
 
 def load(path: Path) -> Loaded:
-    with GgufFile(path) as file:
-        return Loaded(path, read_facts(file), file.digest())
+    with open_model(path) as model:
+        return Loaded(path, model.facts(), model.digest())
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.facts import BackendIdentity, Mla, RopeScaling, fingerprint, read_facts
-from engine.gguf import GgufFile
+from engine.facts import BackendIdentity, Mla, RopeScaling, fingerprint
+from engine.modelfile import open_model
 from engine.weights import load_weights
 from tests.engine.conftest import Loaded, load
 from tests.engine.tiny import write_tiny
@@ -67,8 +67,8 @@ def test_bf16_rounds_to_nearest_even() -> None:
 
 def test_loading_reports_progress_to_the_end(tiny: Loaded, tmp_path: Path) -> None:
     told: list[float] = []
-    with GgufFile(tiny.path) as file:
-        load_weights(file, tiny.digest, tiny.facts, "bf16", tmp_path, told.append)
+    with open_model(tiny.path) as model:
+        load_weights(model, tiny.digest, tiny.facts, "bf16", tmp_path, told.append)
     assert told == sorted(told)
     assert told[-1] == 1.0
 
@@ -94,8 +94,8 @@ def test_anything_that_can_change_a_bit_changes_the_fingerprint(tiny: Loaded) ->
         fingerprint(tiny.digest, tiny.facts, replace(IDENTITY, **{name: value})) for name, value in changes.items()
     }
     assert len(others | {mark}) == len(changes) + 1
-    with GgufFile(tiny.path) as file:
-        assert fingerprint(tiny.digest, read_facts(file), IDENTITY) == mark
+    with open_model(tiny.path) as model:
+        assert fingerprint(tiny.digest, model.facts(), IDENTITY) == mark
 
 
 def test_a_model_of_the_first_release_has_the_fingerprint_that_it_had_then(tiny: Loaded) -> None:
