@@ -37,6 +37,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def unsupported(facts: ModelFacts, dtype: str) -> str | None:
     """Why this backend cannot run a model, or None."""
+    if facts.mla is not None:
+        return "it does not run latent attention (MLA)"
     multiple = GROUP if dtype == "w4a8" else _LANES
     widths = {"hidden size": facts.hidden, "ffn size": facts.ffn, "head size": facts.head_size}
     for name, width in widths.items():
@@ -48,7 +50,7 @@ def unsupported(facts: ModelFacts, dtype: str) -> str | None:
 
 
 class Cpu(HostPages):
-    """A llama or qwen2 decoder over one pool of KV pages. See `engine.backends.face.Backend`.
+    """A decoder over one pool of KV pages. See `engine.backends.face.Backend`.
 
     `isa` is one of INSTRUCTION_SETS; None: the best that the machine has. Raises BackendUnavailable for a shape that it
     does not run.

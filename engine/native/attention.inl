@@ -2,17 +2,20 @@
 // Needs lanes.inl, and kWide: the vectors per query that are kept in registers.
 //
 // Keys are taken 64 at a time, four pages, and merged 256 at a time, a segment, by log-sum-exp. A query's arithmetic
-// depends on its position alone: not on which queries share its tile or its group, nor on who walks which segment.
+// depends on its position alone: not on which queries share its tile or its group, nor on who walks which segment. A
+// block or a segment of which a query sees nothing leaves no trace in its results, so it may be walked or left out.
 
 constexpr int kBlock = 4;    // pages per softmax update
 constexpr int kSpan = 16;    // queries that walk the pages together
 constexpr int kGroup = 4;    // queries per register block
 constexpr int kVectors = kBlock * kPage / kLanes;
 
-// Scores of keys first, first + 1, ... of which those after `last` are minus infinity.
-TENUTO_INLINE Vec visible(Vec score, int first, int last) {
+// Scores of keys first, first + 1, ... of which those before `begin` and those after `last` are minus infinity.
+TENUTO_INLINE Vec visible(Vec score, int first, int begin, int last) {
   alignas(64) static const float kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return load(kLane) <= splat(static_cast<float>(last - first)) ? score : splat(-__builtin_inff());
+  const Vec hidden = splat(-__builtin_inff());
+  score = load(kLane) <= splat(static_cast<float>(last - first)) ? score : hidden;
+  return load(kLane) >= splat(static_cast<float>(begin - first)) ? score : hidden;
 }
 
 // Queries on their walk over one segment.
@@ -21,7 +24,8 @@ struct Span {
   alignas(64) float mixed[kSpan][kMaxHeadSize];  // weighted values so far, relative to `best`
   Vec weight[kSpan];                             // sums of weights so far, per lane
   float best[kSpan];                             // greatest score so far
-  int last[kSpan];                               // position: the last key that it sees
+  int begin[kSpan];                              // position: the first key that it sees
+  int last[kSpan];                               // and the last
 };
 
 // Four pages of one head. Those after the end repeat the last one, to be masked.
@@ -57,14 +61,18 @@ template <class Kind>
 TENUTO_INLINE void weigh(Span& span, int q, const Block& block, int d, float scale, Vec (&score)[kVectors],
                          typename Kind::Element* weights) {
   const int first = block.first * kPage;
-  const bool masked = span.last[q] < first + kBlock * kPage - 1;
+  const bool masked = span.last[q] < first + kBlock * kPage - 1 || span.begin[q] > first;
   Vec top = splat(-__builtin_inff());
   for (int v = 0; v < kVectors; v++) {
     score[v] *= scale;
-    if (masked) score[v] = visible(score[v], first + v * kLanes, span.last[q]);
+    if (masked) score[v] = visible(score[v], first + v * kLanes, span.begin[q], span.last[q]);
     top = greater(top, score[v]);
   }
   const float best = highest(top);
+  if (best == -__builtin_inff()) {
+    for (int v = 0; v < kVectors; v++) Kind::store(weights + v * kLanes, Vec{});
+    return;
+  }
   if (best > span.best[q]) {
     const Vec fade = exponential(splat(span.best[q] - best));
     span.best[q] = best;
@@ -146,6 +154,7 @@ void read_queries(const Shape& shape, const Attending& item, int first, int quer
     auto* to = reinterpret_cast<typename Kind::Element*>(span.query[q]);
     for (int i = 0; i < d; i += kLanes) Kind::store(to + i, load(from + i));
     span.last[q] = (item.pages - 1) * kPage + item.first_row + place.row;
+    span.begin[q] = item.window && span.last[q] >= item.window ? span.last[q] - item.window + 1 : 0;
   }
 }
 
@@ -159,7 +168,9 @@ void walk_segment(const Shape& shape, const Attending& item, int segment, int qu
     span.best[q] = -__builtin_inff();
   }
   const int end = item.pages < (segment + 1) * kSegment ? item.pages : (segment + 1) * kSegment;
-  for (int page = segment * kSegment; page < end; page += kBlock) {
+  int page = segment * kSegment;
+  while ((page + kBlock) * kPage <= span.begin[0]) page += kBlock;  // the first query sees the earliest keys
+  for (; page < end; page += kBlock) {
     const Block block = block_of(item, shape.page_units(), page);
     for (int at = 0; at < queries; at += kGroup) switch (queries - at) {
         case 1: attend_group<Kind, 1>(span, at, block, d, scale); break;
@@ -178,6 +189,11 @@ static inline void write_partial(const Span& span, int q, int d, float* partial)
 
 // into = into merged with next, both partial results.
 static inline void fold(float* into, const float* next, int d) {
+  if (next[d] == -__builtin_inff()) return;
+  if (into[d] == -__builtin_inff()) {
+    __builtin_memcpy(into, next, (d + 2) * sizeof(float));
+    return;
+  }
   const float best = into[d] > next[d] ? into[d] : next[d];
   const Vec old_fade = exponential(splat(into[d] - best)), new_fade = exponential(splat(next[d] - best));
   for (int i = 0; i < d; i += kLanes) store(into + i, load(into + i) * old_fade + load(next + i) * new_fade);
@@ -206,11 +222,12 @@ void attend_span(const Shape& shape, const Attending& item, int first, int queri
     return;
   }
   float whole[kSpan][kMaxHeadSize + 2], next[kMaxHeadSize + 2];
-  for (int segment = 0; segment < segments; segment++) {
+  const int from = span.begin[0] / (kSegment * kPage);
+  for (int segment = from; segment < segments; segment++) {
     walk_segment<Kind>(shape, item, segment, queries, span);
     for (int q = 0; q < queries; q++) {
-      write_partial(span, q, d, segment ? next : whole[q]);
-      if (segment) fold(whole[q], next, d);
+      write_partial(span, q, d, segment > from ? next : whole[q]);
+      if (segment > from) fold(whole[q], next, d);
     }
   }
   for (int q = 0; q < queries; q++) write_out<Act>(shape, item, first + q, whole[q]);

@@ -59,7 +59,7 @@ Decoder::Decoder(const Shape& shape, const Source& source, Isa isa, int threads)
       sin_(source.sin) {
   for (int i = 0; i < shape.layers; i++) {
     const LayerSource& from = source.layers[i];
-    layers_.push_back({from.attn_norm, from.qkv_bias, from.ffn_norm,
+    layers_.push_back({from.attn_norm, from.qkv_bias, from.q_norm, from.k_norm, from.ffn_norm, from.window,
                        pack(crew_, arena_, from.qkv, shape.qkv_width(), shape.steps(shape.hidden)),
                        pack(crew_, arena_, from.o, shape.hidden, shape.steps(shape.query_width())),
                        pack_gated(crew_, arena_, from.gate_up, 2 * shape.ffn, shape.steps(shape.hidden)),
@@ -164,9 +164,10 @@ void Decoder::project(const Job& job, int rows) {
   });
 }
 
-// Rotates queries and keys, and puts keys and values into their pages.
+// Normalises queries and keys where the model does, rotates them, and puts keys and values into their pages.
 void Decoder::place(const Job& job, const Step& step) {
   const int half = shape_.head_size / 2;
+  const Layer& layer = layers_[job.layer];
   auto* qkv = static_cast<float*>(const_cast<void*>(job.from));
   dispatch(job, step.tile_count, [&](int index) {
     const Tile& tile = step.tiles[index];
@@ -175,7 +176,8 @@ void Decoder::place(const Job& job, const Step& step) {
       const int row = tile.page_row + i;
       const size_t turn = (static_cast<size_t>(tile.pages - 1) * kPage + row) * half;
       kernels_.place(shape_, {qkv + static_cast<size_t>(tile.first + i) * shape_.qkv_width(), cos_ + turn, sin_ + turn,
-                              page + run_at(job.layer, 0), page + run_at(job.layer, 1), row});
+                              layer.q_norm, layer.k_norm, page + run_at(job.layer, 0), page + run_at(job.layer, 1),
+                              row});
     }
   });
 }
@@ -209,6 +211,7 @@ Attending Decoder::attending(const Job& job, const Step& step, const Part& part,
   out.values_at = run_at(job.layer, 1) + run;
   out.first_row = tile.page_row;
   out.rows = tile.rows;
+  out.window = layers_[job.layer].window;
   out.segment = part.segment;
   out.partial = scratch.partial.data() + part.partial_at;
   return out;

@@ -1,4 +1,4 @@
-// One llama or qwen2 decoder: its packed weights and what one step does with them.
+// One decoder: its packed weights and what one step does with them.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,10 @@ class Decoder {
   struct Layer {
     const float* attn_norm;
     const float* qkv_bias;
+    const float* q_norm;
+    const float* k_norm;
     const float* ffn_norm;
+    int window;
     Matrix qkv, o, gate_up, down;
   };
 

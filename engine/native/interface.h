@@ -19,10 +19,13 @@ struct LayerSource {
   const float* attn_norm;
   MatrixSource qkv;       // [(heads + 2 kv_heads) d][hidden]
   const float* qkv_bias;  // null where the model has none
+  const float* q_norm;    // [d] each, or null: queries and keys are not normalised
+  const float* k_norm;
   MatrixSource o;         // [hidden][heads d]
   const float* ffn_norm;
   MatrixSource gate_up;   // [2 ffn][hidden]
   MatrixSource down;      // [hidden][ffn]
+  int32_t window;         // tokens that a query sees, itself among them; 0: all
 };
 
 // Norms, biases, the embedding and the tables are used where they lie; matrices are copied.

@@ -58,6 +58,8 @@ struct Placing {
   float* qkv;          // [heads + 2 kv_heads][d]; queries are rotated in place
   const float* cos;    // [d/2] of this position
   const float* sin;
+  const float* q_norm; // [d] each, or null
+  const float* k_norm;
   Unit* keys;          // first K run of this layer in this page
   Unit* values;        // first V run
   int row;             // row within the page
@@ -77,11 +79,13 @@ struct Attending {
   size_t values_at;
   int first_row;       // row within the last page of the first query
   int rows;
+  int window;          // keys that a query sees, its own among them; 0: all
   int segment;         // the segment to leave in `partial`, or -1: all of them, merged into `out`
   float* partial;      // [rows * group][segments][partial_floats]: where segment s of query q is at [q][s]
 };
 
-// One query's partial result: d weighted values, relative to the greatest score; that score; the sum of weights.
+// One query's partial result: d weighted values, relative to the greatest score; that score; the sum of weights. Where
+// the query sees no key of the segment, the score is minus infinity and all else zero.
 inline size_t partial_floats(const Shape& shape) { return shape.head_size + 2; }
 inline int segment_count(int pages) { return (pages + kSegment - 1) / kSegment; }
 

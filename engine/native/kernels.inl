@@ -58,6 +58,14 @@ void gate(const float* both, int rows, Unit* out, size_t stride) {
   }
 }
 
+// head = head / rms(head) * weight
+static inline void norm_head(float* head, const float* weight, int width, float eps) {
+  Vec squares{};
+  for (int i = 0; i < width; i += kLanes) squares = fused(load(head + i), load(head + i), squares);
+  const Vec scale = splat(1.0f / __builtin_sqrtf(total(squares) / static_cast<float>(width) + eps));
+  for (int i = 0; i < width; i += kLanes) store(head + i, load(head + i) * scale * load(weight + i));
+}
+
 // Rotates halves: first' = first cos - second sin, second' = second cos + first sin.
 static inline void rotate(float* head, const float* cos, const float* sin, int half) {
   for (int i = 0; i < half; i++) {
@@ -72,7 +80,11 @@ void place(const Shape& shape, const Placing& item) {
   using Element = typename Kind::Element;
   constexpr int u = Kind::kUnit;
   const int d = shape.head_size;
-  for (int h = 0; h < shape.heads + shape.kv_heads; h++) rotate(item.qkv + h * d, item.cos, item.sin, d / 2);
+  for (int h = 0; h < shape.heads + shape.kv_heads; h++) {
+    const float* weight = h < shape.heads ? item.q_norm : item.k_norm;
+    if (weight) norm_head(item.qkv + h * d, weight, d, shape.norm_eps);
+    rotate(item.qkv + h * d, item.cos, item.sin, d / 2);
+  }
   alignas(64) Element narrowed[kMaxHeadSize];
   auto* keys = reinterpret_cast<Element*>(item.keys);
   auto* values = reinterpret_cast<Element*>(item.values);

@@ -36,11 +36,12 @@ class LayerSource(Structure):
     _fields_ = [
         ("attn_norm", c_void_p),
         ("qkv", MatrixSource),
-        ("qkv_bias", c_void_p),
+        *((name, c_void_p) for name in ("qkv_bias", "q_norm", "k_norm")),
         ("o", MatrixSource),
         ("ffn_norm", c_void_p),
         ("gate_up", MatrixSource),
         ("down", MatrixSource),
+        ("window", c_int32),
     ]
 
 
@@ -95,10 +96,11 @@ def shape_of(facts: ModelFacts, dtype: str) -> Shape:
 def source_of(facts: ModelFacts, arrays: dict[str, Array]) -> Source:
     layers = (LayerSource * facts.layers)()
     for index in range(facts.layers):
-        for name in ("attn_norm", "qkv_bias", "ffn_norm"):
+        for name in ("attn_norm", "qkv_bias", "q_norm", "k_norm", "ffn_norm"):
             setattr(layers[index], name, address(arrays.get(f"{index}.{name}")))
         for name in ("qkv", "o", "gate_up", "down"):
             setattr(layers[index], name, _matrix(arrays, f"{index}.{name}"))
+        layers[index].window = facts.window(index)
     head = _matrix(arrays, "head" if "head" in arrays else "embed")
     tables = (address(arrays[name]) for name in ("norm", "cos", "sin"))
     return Source(address(arrays["embed"]), head, *tables, layers)

@@ -48,7 +48,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
-    "mistral": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 48}),
+    "mistral": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 64}),
     "deepseek_v3": ("DeepseekV3Config", LATENT),
     "deepseek_v2": ("DeepseekV2Config", {**LATENT, "q_lora_rank": None}),
 }
