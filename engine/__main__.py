@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m engine", description="Serve one model over the token-level protocol."
     )
-    parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
+    parser.add_argument("--model", type=Path, required=True, help="a GGUF file, or a Hugging Face directory")
     parser.add_argument("--socket", type=Path, help="unix socket to listen on")
     parser.add_argument("--tcp", metavar="HOST:PORT", help="TCP address to listen on, for trusted networks only")
     parser.add_argument("--kv-tokens", type=int, default=16_384, help="size of the device pool, in tokens")

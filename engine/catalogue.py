@@ -73,7 +73,10 @@ def models() -> tuple[CatalogueEntry, ...]:
 
 
 def resolve(name_or_path: str | Path, models_dir: Path) -> Path:
-    """The GGUF file of a catalogue name or a path. Raises UnknownModel or ModelNotPulled, which say what to do."""
+    """The GGUF file of a catalogue name, or the file or Hugging Face directory at a path.
+
+    Raises UnknownModel or ModelNotPulled, which say what to do.
+    """
     text = str(name_or_path)
     entry = next((e for e in _ENTRIES if e.name == text), None)
     if entry is not None:
@@ -83,11 +86,15 @@ def resolve(name_or_path: str | Path, models_dir: Path) -> Path:
         return path
     if "/" in text or text.endswith(".gguf"):
         path = Path(text).expanduser()
-        if path.is_file():
+        if path.is_file() or (path / "config.json").is_file():
             return path
+        if path.is_dir():
+            raise UnknownModel(f"the directory {path} holds no model: it has no config.json")
         raise UnknownModel(f"there is no file {path}")
     known = ", ".join(e.name for e in _ENTRIES)
-    raise UnknownModel(f"no model is called {text!r}; known are {known}, or give the path of a GGUF file")
+    raise UnknownModel(
+        f"no model is called {text!r}; known are {known}, or give a GGUF file or a Hugging Face directory"
+    )
 
 
 def pull(name: str, models_dir: Path, progress: Progress) -> Path:

@@ -56,7 +56,7 @@ _SETTINGS = "\b\nSettings, from the environment:\n" + "\n".join(f"  {key}" for k
 
 
 @main.command(epilog=_SETTINGS)
-@click.option("--model", help="A name from `tenuto model list`, or the path of a GGUF file.")
+@click.option("--model", help="A name from `tenuto model list`, a GGUF file, or a Hugging Face directory.")
 @click.option("--home", help="The data directory (TENUTO_HOME).")
 @click.option("--nodes", help="Nodes, each with an engine of its own (TENUTO_NODES).")
 @click.option("--workers", help="Processes that run workflows (TENUTO_WORKERS).")
@@ -81,7 +81,7 @@ def up(model: str | None, home: str | None, nodes: str | None, workers: str | No
 @main.command()
 @click.option("--seed", type=int, default=7, show_default=True, help="Decides the model's draws and the kill points.")
 @click.option("--temperature", type=float, default=0.8, show_default=True)
-@click.option("--model", help="A name from `tenuto model list`, or the path of a GGUF file.")
+@click.option("--model", help="A name from `tenuto model list`, a GGUF file, or a Hugging Face directory.")
 @click.option("--context", type=int, default=1500, show_default=True, help="Tokens of context for the timings.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on the last line.")
 def demo(seed: int, temperature: float, model: str | None, context: int, as_json: bool) -> None:
@@ -192,7 +192,7 @@ def ensure_model(settings: Settings) -> None:
             with _progress() as report:
                 pull(settings.model, settings.models_dir, report)
         except DownloadError as error:
-            raise StartupError(f"{error}; or give TENUTO_MODEL the path of a GGUF file that is here") from error
+            raise StartupError(f"{error}; or give TENUTO_MODEL the path of a model that is here") from error
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class Settings:
 
     @property
     def model_path(self) -> Path:
-        """The model's file. Raises engine.ModelError with a sentence where it is unknown or not pulled."""
+        """The model's file or directory. Raises engine.ModelError with a sentence where it is unknown or not pulled."""
         from engine.catalogue import resolve
 
         return resolve(self.model, self.models_dir)
@@ -264,7 +264,10 @@ def _path(text: str) -> Path:
 
 def _model(text: str) -> str:
     """A name stays a name; a path becomes absolute, since processes start in other directories."""
-    return str(_path(text)) if "/" in text or text.endswith(".gguf") else text
+    from engine.catalogue import models
+
+    is_path = "/" in text or text.endswith(".gguf") or (_path(text) / "config.json").is_file()
+    return str(_path(text)) if is_path and text not in {entry.name for entry in models()} else text
 
 
 def parse_size(text: str) -> int:

@@ -134,6 +134,13 @@ def test_names_that_are_unknown_or_not_pulled_say_what_to_do(tmp_path: Path) -> 
         resolve(tmp_path / "none.gguf", tmp_path)
 
 
+def test_a_directory_is_a_model_if_it_has_a_config(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match=r"holds no model: it has no config\.json"):
+        resolve(tmp_path, tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(tmp_path, tmp_path) == tmp_path
+
+
 def test_any_local_file_resolves_to_itself(tiny_path: Path, tmp_path: Path) -> None:
     assert resolve(tiny_path, tmp_path) == tiny_path
     assert resolve(str(tiny_path), tmp_path) == tiny_path

@@ -99,6 +99,17 @@ def test_a_model_is_a_name_or_a_path() -> None:
     assert load(TENUTO_MODEL="/models/../m/x.gguf").model == "/m/x.gguf"
 
 
+def test_a_hugging_face_directory_is_a_path_even_without_a_slash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("Qwen3-0.6B", "smollm2-135m-instruct"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    assert load(TENUTO_MODEL="Qwen3-0.6B").model == str(tmp_path / "Qwen3-0.6B")
+    assert load(TENUTO_MODEL="smollm2-135m-instruct").model == "smollm2-135m-instruct"
+
+
 FULL = {
     "TENUTO_HOME": "/srv/tenuto",
     "TENUTO_MODELS": "/srv/models",
