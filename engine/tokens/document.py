@@ -58,8 +58,10 @@ class _Document:
             raise ModelFileError("its tokens are marked at the edges of words, which is not supported")
         self._model = {**model, "dropout": None, "unk_token": None}  # every byte has a token, or is not written
         self._merges = [_pair(merge) for merge in _list(model.get("merges"))]
-        self._vocab = _vocab(model.get("vocab"), vocab)
         self._added = _added(document.get("added_tokens"), vocab)
+        # Without a place in the vocabulary, `tokenizers` would give an added token the next id that is free.
+        added = {entry["content"]: entry["id"] for entry in self._added}
+        self._vocab = _vocab(model.get("vocab"), added, vocab)
         self._splitter = _splitter(document.get("pre_tokenizer"))
         self._is_byte_level = "ByteLevel" in _types(self._splitter)
         self._normalizer = None if self._is_byte_level else _normalizer(document.get("normalizer"), self._splitter)
@@ -130,12 +132,14 @@ class _Document:
         return tuple(self._vocab[f"<0x{byte:02X}>"] for byte in SPACE.encode())
 
 
-def _vocab(value: Any, vocab: int) -> dict[str, int]:
+def _vocab(value: Any, added: dict[str, int], vocab: int) -> dict[str, int]:
+    """Text -> id, the added tokens among them."""
     if not isinstance(value, dict) or not value or not all(_is_id(token, vocab) for token in value.values()):
         raise ModelFileError(f"its vocabulary is not one of ids below the model's {vocab}")
-    if len(set(value.values())) != len(value):
+    whole = value | added
+    if len(set(whole.values())) != len(whole):
         raise ModelFileError("two of its tokens have one id")
-    return value
+    return whole
 
 
 def _added(value: Any, vocab: int) -> list[dict[str, Any]]:

@@ -87,32 +87,30 @@ def read_hf(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def write_tokenizer(directory: Path, template: str = TEMPLATE) -> None:
-    """A byte-level tokenizer, as the families' own are written."""
+    write_json(directory / "tokenizer.json", tokenizer_document())
+    written = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|endoftext|>"}, "chat_template": template}
+    write_json(directory / "tokenizer_config.json", written)
+    write_json(directory / "generation_config.json", {"eos_token_id": [2, 0]})
+
+
+def tokenizer_document() -> dict[str, Any]:
+    """A byte-level tokenizer.json, as the families' own are written."""
     texts = [*byte_alphabet(), *("".join(pair) for pair in MERGES)]
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": "\\p{N}| ?[^\\s\\p{N}]+|\\s+"},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    words = {"Regex": "\\p{N}| ?[^\\s\\p{N}]+|\\s+"}
+    split = {"type": "Split", "pattern": words, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocab = {text: 3 + n for n, text in enumerate(texts)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     control = [{"id": n, "content": text, "special": True, **plain} for n, text in enumerate(CONTROL)]
-    added = [*control, {"id": 3 + len(texts), "content": "<tool_call>", "special": False, **plain}]
-    document = {
+    return {
         "version": "1.0",
-        "added_tokens": added,
+        "added_tokens": [*control, {"id": 3 + len(texts), "content": "<tool_call>", "special": False, **plain}],
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
         "post_processor": None,
         "decoder": level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": MERGES},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [list(pair) for pair in MERGES]},
     }
-    write_json(directory / "tokenizer.json", document)
-    written = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|endoftext|>"}, "chat_template": template}
-    write_json(directory / "tokenizer_config.json", written)
-    write_json(directory / "generation_config.json", {"eos_token_id": [2, 0]})
 
 
 def write_json(path: Path, value: Any) -> None:
