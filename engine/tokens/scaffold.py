@@ -38,7 +38,8 @@ class Template:
 class Scaffold:
     """Texts around contents. `user`: before and after; `tools`: before the first result, between two, after the last.
 
-    `assistant_close` is what follows the eos token.
+    `assistant_close` is what follows the eos token. Without `has_system` the template has no place for a system
+    message; then it is a user message of its own, before the first one.
     """
 
     user: tuple[str, str]
@@ -46,9 +47,13 @@ class Scaffold:
     assistant_open: str
     assistant_close: str
     native_tools: bool
+    has_system: bool
 
     def opening(self, template: Template, has_system: bool, functions: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         """Text parts of a transcript's start: one part, or two with the system message between them."""
+        if has_system and not self.has_system:
+            (start,) = self.opening(template, False, functions)
+            return start + self.user[0], self.user[1]
         messages = _messages(("system", _mark(0))) if has_system else []
         messages += _messages(("user", _mark(1)))
         text = template.written(_job(messages, tools=list(functions)))[0]
@@ -70,18 +75,32 @@ def learn(template: Template) -> Scaffold:
     Raises TemplateError when a longer conversation does not begin with the shorter one: then a transcript could not be
     appended to, and its tokens could not be kept.
     """
-    asked = _messages(("system", "s"), ("user", _mark(1)))
+    try:
+        return _learn(template, has_system=True)
+    except TemplateError as refusal:
+        if "system" not in template.source and "raise_exception" not in template.source:
+            raise
+        try:
+            return _learn(template, has_system=False)
+        except TemplateError:
+            raise refusal from None
+
+
+def _learn(template: Template, has_system: bool) -> Scaffold:
+    asked = _messages(*[("system", "s")] * has_system, ("user", _mark(1)))
     answered = asked + _messages(("assistant", _mark(2)))
     again = answered + _messages(("user", _mark(3)))
     plain, opened, whole, more, tooled = template.written(
         _job(asked), _job(asked, opens=True), _job(answered), _job(again), _job(asked, tools=[_PROBE])
     )
-    assistant_open = _added(plain, opened)
+    assistant_open = _added(plain, opened, maybe_nothing=True)
     _, ending, close = whole.partition(_mark(2) + template.eos)
-    before, grown = assistant_open + _mark(2) + template.eos + close, _added(plain, more)
-    if not ending or not grown.startswith(before) or grown == before:
+    grown = _added(plain, more)
+    lead, said, rest = grown.partition(_mark(2))
+    begins = said and lead.rstrip() == assistant_open.rstrip()  # some write a space that the model says itself
+    if not ending or not begins or not rest.startswith(template.eos + close):
         raise TemplateError("the chat template writes past assistant messages unlike new ones; it cannot be used")
-    user = _parts(grown[len(before) :], 1)
+    user = _parts(rest[len(template.eos + close) :], 1)
     if not user[0]:
         raise TemplateError("the chat template writes nothing before a user message; it cannot be used")
     native = "qzprobezq" in tooled and CALL_OPEN in tooled
@@ -91,6 +110,7 @@ def learn(template: Template) -> Scaffold:
         assistant_open=assistant_open,
         assistant_close=close,
         native_tools=native,
+        has_system=has_system,
     )
 
 
@@ -131,8 +151,8 @@ def _job(
     }
 
 
-def _added(shorter: str, longer: str) -> str:
-    if not longer.startswith(shorter) or longer == shorter:
+def _added(shorter: str, longer: str, maybe_nothing: bool = False) -> str:
+    if not longer.startswith(shorter) or (longer == shorter and not maybe_nothing):
         raise TemplateError("the chat template rewrites earlier messages when one is added; it cannot be used")
     return longer[len(shorter) :]
 
