@@ -63,7 +63,8 @@ def _opened(directory: Path) -> Any:
         warnings.simplefilter("ignore")
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16, attn_implementation="sdpa")
+        return model.eval()
 
 
 def reference(facts: ModelFacts, weights: Weights, attention: str) -> Any:
