@@ -8,6 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dataclasses import replace
+
 import pytest
 
 from bench import kernel_gate
@@ -58,8 +60,8 @@ def test_what_is_wrong_with_a_compiled_kernel_is_found(line, kinds):
 def test_a_known_exception_passes_where_it_belongs_and_nowhere_else():
     known = Known("merge", "split*", "sm_80", "spill", "for a reason", triton=("3.9",))
     found = Finding("merge", "splits", "sm_80", "spill", "3.9", "spills")
-    other = [Finding(**{**vars(found), field: value}) for field, value in
-             (("kernel", "linear"), ("sample", "prefix"), ("target", "sm_90"), ("kind", "smem"), ("triton", "3.6"))]  # fmt: skip
+    elsewhere = {"kernel": "linear", "sample": "prefix", "target": "sm_90", "kind": "smem", "triton": "3.6"}
+    other = [replace(found, **{field: value}) for field, value in elsewhere.items()]
     assert unexplained([found], [known]) == []
     assert unexplained(other, [known]) == other
 
