@@ -25,7 +25,6 @@ from engine.backends.graphs import CudaGraphs, Recordings
 from engine.backends.moves import Arrival, Copied, Moved
 from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
-from engine.kernels import interpreter
 from engine.kernels.target import INTERPRETED, arch
 from engine.weights import Weights
 
@@ -45,6 +44,8 @@ class Triton:
         check_memory(device, facts, weights, pool_blocks)
         torch.set_grad_enabled(False)
         if INTERPRETED:
+            from engine.kernels import interpreter  # it needs ml-dtypes, which a GPU does not
+
             interpreter.apply()
         self._facts, self._pool_blocks, self._device = facts, pool_blocks, device
         self._identity = identity(weights.dtype, facts)

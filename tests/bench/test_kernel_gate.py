@@ -58,8 +58,8 @@ def test_what_is_wrong_with_a_compiled_kernel_is_found(line, kinds):
 def test_a_known_exception_passes_where_it_belongs_and_nowhere_else():
     known = Known("merge", "split*", "sm_80", "spill", "for a reason", triton=("3.9",))
     found = Finding("merge", "splits", "sm_80", "spill", "3.9", "spills")
-    other = [Finding(**{**vars(found), field: value}) for field, value in
-             (("kernel", "linear"), ("sample", "prefix"), ("target", "sm_90"), ("kind", "smem"), ("triton", "3.6"))]  # fmt: skip
+    changes = {"kernel": "linear", "sample": "prefix", "target": "sm_90", "kind": "smem", "triton": "3.6"}
+    other = [Finding(**{**vars(found), field: value}) for field, value in changes.items()]
     assert unexplained([found], [known]) == []
     assert unexplained(other, [known]) == other
 
