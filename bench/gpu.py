@@ -135,7 +135,7 @@ def _end(lines: list[Line], sealed: bool, built: list[Line], parts: Sequence[str
     gate = kernel_gate.figures(built) if built else {}
     missed += kernel_gate.misses(built) if built else []
     figure: dict[str, Any] = {**gate, "unexplained": len(missed)} if built else figures(lines, sealed)
-    text = [*report(lines), *(kernel_gate.report(built) if built else []), *(f"MISSED: {miss}" for miss in missed)]
+    text = [*report(lines), *(kernel_gate.report(built)[:-1] if built else []), *(f"MISSED: {miss}" for miss in missed)]
     show(figure, missed, lambda: [*text, json.dumps(figure)], as_json=as_json)
 
 

@@ -146,8 +146,19 @@ def _gb_s(size: float, seconds: Sequence[float]) -> float:
 def report(lines: Sequence[Line]) -> list[str]:
     """The summary, for people."""
     figure = figures(lines)
-    text = [f"{figure['gpu'] or 'the interpreter'}: copies at {figure['copy_gb_s']} GB/s, links {figure['link_gb_s']}"]
-    text.append(f"{figure['checks']} samples of kernels checked, {figure['wrong']} wrong")
+    text = [f"{figure['checks']} samples of kernels checked, {figure['wrong']} wrong"]
+    text += [] if figure["dry"] else _speeds(figure)
+    text.append(f"logits beside the CPU: {figure['logits']}")
+    for length, one in figure["restore_s"].items():
+        ways = ", ".join(f"{way} {value} s" for way, value in one.items() if way != "equal")
+        text.append(f"{length:>6} tokens: {ways}, {'the same' if one['equal'] else 'OTHER'} logits")
+    text += [f"a killed session with its pages in {tier}: {one}" for tier, one in figure["session"].items()]
+    return text
+
+
+def _speeds(figure: dict[str, Any]) -> list[str]:
+    """What only a GPU makes sense of."""
+    text = [f"{figure['gpu']}: copies at {figure['copy_gb_s']} GB/s, links {figure['link_gb_s']}"]
     text += [f"    {name:<44}{part:>7.3f} of copy" for name, part in figure["of_copy"].items()]
     for batch, ways in figure["steps_ms"].items():
         host = figure["host_us"][batch]
@@ -155,9 +166,4 @@ def report(lines: Sequence[Line]) -> list[str]:
             f"decode of {batch:>3}: "
             + ", ".join(f"{way} {ms:.2f} ms ({host[way]:.0f} us of the host)" for way, ms in ways.items())
         )
-    text.append(f"logits beside the CPU: {figure['logits']}")
-    for length, one in figure["restore_s"].items():
-        ways = ", ".join(f"{way} {value} s" for way, value in one.items() if way != "equal")
-        text.append(f"{length:>6} tokens: {ways}, {'the same' if one['equal'] else 'OTHER'} logits")
-    text += [f"a killed session with its pages in {tier}: {one}" for tier, one in figure["session"].items()]
     return text
