@@ -12,7 +12,6 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from bench.gpu_course import Course
-from engine.kernels import interpreter
 from engine.kernels.sample import Sample, kernel_names, samples_of
 from engine.kernels.target import arch
 
@@ -22,7 +21,10 @@ _SAMPLE_S = 10.0  # the most that one sample is expected to take
 
 
 def about(course: Course) -> None:
-    interpreter.apply()
+    if course.dry:
+        from engine.kernels import interpreter
+
+        interpreter.apply()
     gpu = None if course.dry else torch.cuda.get_device_properties(0)
     course.say(
         "about",
@@ -85,7 +87,8 @@ def corrupted() -> Iterator[None]:
 
     def broken(kind: Any) -> Any:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            given = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            tensors = list({tensor.data_ptr(): tensor for tensor in given}.values())
             before = [tensor.clone() for tensor in tensors]
             done = plain[kind](self, *args, **kwargs)
             for tensor, was in zip(tensors, before, strict=True):

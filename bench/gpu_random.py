@@ -27,7 +27,7 @@ class Shape:
     heads: int
     kv_heads: int
     context: int
-    vocab: int = 259
+    vocab: int = 260
 
     @property
     def head_size(self) -> int:
@@ -72,7 +72,7 @@ def weights_of(shape: Shape, seed: int = 0) -> Weights:
 
 
 def write_model(path: Path, shape: Shape, seed: int = 0) -> Path:
-    """A GGUF file in F16. The vocabulary is the bytes and three special tokens."""
+    """A GGUF file in F16. The vocabulary is three special tokens, the bytes and a pair of them."""
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in (
         ("block_count", shape.layers),
@@ -85,11 +85,11 @@ def write_model(path: Path, shape: Shape, seed: int = 0) -> Path:
         writer.add_uint32(f"llama.{name}", value)
     writer.add_float32("llama.rope.freq_base", 10_000.0)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    tokens = [*_SPECIAL, *_bytes()]
+    tokens = [*_SPECIAL, *_bytes(), "he"]
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "smollm")
     writer.add_array("tokenizer.ggml.tokens", tokens)
-    writer.add_array("tokenizer.ggml.token_type", [3] * len(_SPECIAL) + [1] * 256)
+    writer.add_array("tokenizer.ggml.token_type", [3] * len(_SPECIAL) + [1] * 257)
     writer.add_array("tokenizer.ggml.merges", ["h e"])
     writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
     writer.add_string("tokenizer.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")

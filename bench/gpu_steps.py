@@ -90,7 +90,7 @@ def logits(course: Course) -> None:
     catalogued = settings.models_dir / CATALOGUED
     with tempfile.TemporaryDirectory() as spare:
         real = catalogued.is_file() and not course.dry
-        model = catalogued if real else write_model(Path(spare) / "x.gguf", TINY if course.dry else SMALL)
+        model = catalogued if real else write_model(Path(spare) / "random-llama.gguf", TINY if course.dry else SMALL)
         facts, weights = opened_weights(model, "bf16")
     prompt = _DRY_PROMPT if course.dry else _PROMPT
     draw = random.Random(17)

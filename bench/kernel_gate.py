@@ -81,6 +81,10 @@ def figures(lines: Sequence[Line], sealed: bool = True) -> dict[str, Any]:
     }
 
 
+def is_green(figure: dict[str, Any]) -> bool:
+    return not figure["unexplained"]
+
+
 def misses(lines: Sequence[Line]) -> list[str]:
     """What turns the gate red, in sentences."""
     built = evidence.only(lines, "compiled")

@@ -20,6 +20,8 @@ from bench import (
     eval_figures,
     evidence,
     faults_figures,
+    gpu_figures,
+    kernel_gate,
     policy_figures,
     policy_replay,
     replay_figures,
@@ -76,6 +78,8 @@ BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "sandbox.jsonl": _sealed(sandbox_figures),
     "steps.jsonl": _sealed(steps_figures),
     "endurance.jsonl": _sealed(endurance),
+    "gpu.jsonl": _sealed(gpu_figures),
+    "kernels.jsonl": _sealed(kernel_gate),
     "policy_check.jsonl": _plain(policy_replay.compared, policy_replay.is_close),
 }
 

@@ -33,9 +33,9 @@ class Sample:
 
 
 def kernel_names() -> list[str]:
-    """The modules of this package that hold a kernel with samples."""
+    """The modules of this package that hold a kernel with samples. What mends the interpreter is not for GPUs."""
     names = sorted(module.name for module in pkgutil.iter_modules(engine.kernels.__path__))
-    return [name for name in names if hasattr(_module(name), "samples")]
+    return [name for name in names if name != "interpreter" and hasattr(_module(name), "samples")]
 
 
 def samples_of(kernel: str, size: Size) -> list[Sample]:
