@@ -49,11 +49,7 @@ class Triton:
         check_memory(device, facts, weights, pool_blocks)
         torch.set_grad_enabled(False)
         if INTERPRETED:
-<<<<<<< HEAD
-            from engine.kernels import interpreter  # its libraries are not there where kernels are compiled
-=======
             from engine.kernels import interpreter  # it needs ml-dtypes, which a GPU does not
->>>>>>> c24b7ac0cdc1e97bb60dd46013aec476801d9c7c
 
             interpreter.apply()
         self._facts, self._pool_blocks, self._device = facts, pool_blocks, device

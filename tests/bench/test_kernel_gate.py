@@ -8,8 +8,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dataclasses import replace
-
 import pytest
 
 from bench import kernel_gate
@@ -60,13 +58,8 @@ def test_what_is_wrong_with_a_compiled_kernel_is_found(line, kinds):
 def test_a_known_exception_passes_where_it_belongs_and_nowhere_else():
     known = Known("merge", "split*", "sm_80", "spill", "for a reason", triton=("3.9",))
     found = Finding("merge", "splits", "sm_80", "spill", "3.9", "spills")
-<<<<<<< HEAD
-    elsewhere = {"kernel": "linear", "sample": "prefix", "target": "sm_90", "kind": "smem", "triton": "3.6"}
-    other = [replace(found, **{field: value}) for field, value in elsewhere.items()]
-=======
     changes = {"kernel": "linear", "sample": "prefix", "target": "sm_90", "kind": "smem", "triton": "3.6"}
     other = [Finding(**{**vars(found), field: value}) for field, value in changes.items()]
->>>>>>> c24b7ac0cdc1e97bb60dd46013aec476801d9c7c
     assert unexplained([found], [known]) == []
     assert unexplained(other, [known]) == other
 
