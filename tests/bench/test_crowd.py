@@ -17,6 +17,7 @@ async def measured(sabotage: str | None, clients: int, seconds: float) -> list[d
     return await crowd.measure(model_path(MODELS[0]), clients, seconds, 11, sabotage)
 
 
+@pytest.mark.soak
 async def test_streams_that_come_and_go_at_random_leak_nothing_and_starve_nobody(tmp_path: Path) -> None:
     lines = await measured(None, 16, 8.0)
     figure = crowd.figures(lines)

@@ -235,6 +235,7 @@ def test_the_relaxation_is_below_what_is_known_and_above_what_is_foreseen(lines)
     assert any("without foresight" in bar for bar in missed({**figure, "oracle_share": 0.9}))
 
 
+@pytest.mark.soak
 def test_the_quick_form_leaves_evidence_from_which_its_figures_follow(tmp_path):
     told = CliRunner().invoke(main, ["--quick", "--json", "--evidence", str(tmp_path)])
     figure = json.loads(told.output.splitlines()[-1])

@@ -19,6 +19,7 @@ def test_the_wait_between_two_generations_is_no_gap():
     assert stream.gaps_ms(0.0, 3.0) == [100.0, 100.0]
 
 
+@pytest.mark.soak
 @pytest.mark.model
 @pytest.mark.asyncio
 async def test_a_prompt_beside_eight_streams_is_measured_and_a_stopped_engine_shows():

@@ -81,10 +81,10 @@ DTYPES = {"torch": ("bf16", "fp32"), "cpu": ("bf16", "fp32", "w4a8")}
 
 
 def marks(backend: str, name: str) -> list[pytest.MarkDecorator]:
-    """The larger model on torch takes minutes."""
+    """Real models on torch take minutes."""
     if name in TINY:
         return []
-    return [pytest.mark.model, *([pytest.mark.soak] if (backend, name) == ("torch", MODELS[1]) else [])]
+    return [pytest.mark.model, *([pytest.mark.soak] if backend == "torch" else [])]
 
 
 PARAMS = [

@@ -38,7 +38,10 @@ def greedy(backend: Any, prompt: list[int]) -> list[int]:
 Pair = tuple[dict[str, Any], Any, dict[str, list[int]]]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+LARGER = pytest.param(MODELS[1], marks=pytest.mark.soak)  # the exact mode's suite runs it on cpu anyway
+
+
+@pytest.fixture(scope="module", params=[MODELS[0], LARGER])
 def pair(request: pytest.FixtureRequest) -> Pair:
     """Backends by name, the reference, prompts by name."""
     path = model_path(request.param)

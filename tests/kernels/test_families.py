@@ -15,7 +15,7 @@ from tests.engine.test_huggingface import FP32_BOUND, PROMPT, theirs
 from tests.engine.tiny_hf import FAMILIES, WINDOW, write_hf
 
 SHORT = PROMPT[:40]
-ENDS = (1, 17, 18, 37, 38, 39, 40)  # prefill to here and there, and single tokens
+ENDS = (17, 38, 39, 40)  # prefill to here and there, and single tokens
 assert len(SHORT) > WINDOW
 
 
@@ -40,6 +40,7 @@ def test_logits_are_those_of_transformers(directories: dict[str, Path], family: 
     assert np.abs(logits(directories[family], "fp32") - wanted).max() < FP32_BOUND
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_bf16_are_as_near_to_those_in_fp32_as_transformers_own(
     directories: dict[str, Path], family: str

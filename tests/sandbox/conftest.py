@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from _pytest.mark import ParameterSet
 
 from sandbox import BlobStore, Driver, FakeDriver, Handle, Limits, Result, Sandbox, SandboxSpec, Volume
 from sandbox import docker as docker_backend
@@ -29,6 +30,7 @@ BARE = pytest.param("bare", id="bubblewrap-without-cgroups", marks=pytest.mark.s
 DOCKER = pytest.param("docker", id="docker", marks=pytest.mark.docker)
 EVERY = [FAKE, BUBBLEWRAP, DOCKER]
 ISOLATED = [BUBBLEWRAP, BARE, DOCKER]
+AGENTS = ("test_shells", "test_talks")  # of what the agent does by itself, the same in every driver: one is enough
 Make = Callable[..., Awaitable[tuple[Handle, Sandbox]]]
 
 
@@ -37,7 +39,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     where no control group can be made, which changes what keeps the limits and nothing else."""
     if "backend" in metafunc.fixturenames:
         isolated = metafunc.definition.get_closest_marker("isolated") is not None
-        metafunc.parametrize("backend", ISOLATED if isolated else EVERY, scope="session")
+        backends = ISOLATED if isolated else EVERY
+        if metafunc.module.__name__.rpartition(".")[2] in AGENTS:
+            backends = [each if each is BUBBLEWRAP or each is FAKE else _soaked(each) for each in backends]
+        metafunc.parametrize("backend", backends, scope="session")
+
+
+def _soaked(backend: ParameterSet) -> ParameterSet:
+    return pytest.param(*backend.values, id=backend.id, marks=[*backend.marks, pytest.mark.soak])
 
 
 def pytest_configure(config: pytest.Config) -> None:

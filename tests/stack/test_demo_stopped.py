@@ -18,7 +18,9 @@ from tests.conftest import TEST_MODEL
 pytestmark = [pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGHUP, marks=pytest.mark.soak), signal.SIGTERM, signal.SIGKILL]
+)
 async def test_nothing_runs_on_when_the_demo_is_ended(number, model_path):
     demo = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -15,6 +15,7 @@ from runtime.demo.run import left_in_stack
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
 PARTS = ("node", "engine", "worker", "api", "temporal", "postgres")
+TOUCHES_TOOLS = ("node", "engine", "worker")  # the others are killed in a think
 TOOL_S = (0.5, 2.0, 0.5)
 
 
@@ -43,7 +44,9 @@ async def test_a_think_goes_on_after_its_last_durable_token_whatever_died(stack,
     assert_exact(played, calm)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [part if part in TOUCHES_TOOLS else pytest.param(part, marks=pytest.mark.soak) for part in PARTS]
+)
 async def test_a_tool_runs_once_whatever_died(stack, client, calm, part):
     played = await play(stack, client, spec(11), kills=[Kill("tool", 2, 0.7, (part,))])
     assert [set(kill["pids"]) for kill in played.killed] == [{part}], played

@@ -140,7 +140,12 @@ async def test_sessions_go_to_the_node_that_has_least_to_do_and_come_back_to_it(
 
 
 @pytest.mark.parametrize(
-    ("part", "moment", "after"), [("node-1", "think", 5), ("node-1", "tool", 0.5), ("engine-1", "think", 5)]
+    ("part", "moment", "after"),
+    [
+        ("node-1", "think", 5),
+        pytest.param("node-1", "tool", 0.5, marks=pytest.mark.soak),
+        pytest.param("engine-1", "think", 5, marks=pytest.mark.soak),
+    ],
 )
 async def test_one_that_was_stopped_and_comes_back_changes_nothing(stack, client, calm, part, moment, after):
     """The other node goes on; what was stopped wakes up while it does."""
