@@ -10,8 +10,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
-from engine.backends.face import Backend, Logits, Tile
+from engine.backends.face import Backend, DrawsTokens, Logits, Tile, Wish
 from engine.behind import WriteBehind
 from engine.constraint import Constraint
 from engine.errors import EngineFault, RequestError
@@ -21,9 +22,11 @@ from engine.metrics import Metrics
 from engine.observer import Computed, Observer
 from engine.request import GenerateSpec, Limits, Phase, admit_spec
 from engine.restores import Restores
-from engine.sampler import sample
+from engine.sampler import NOTHING_POSSIBLE, Allowed, sample
 from engine.scheduler import Plan, Scheduler
 from engine.store import KvStore, salt_id
+
+Choice = Callable[[Allowed | None], int]  # the token, given what a grammar allows; raises EngineFault
 
 
 class EngineCore:
@@ -204,7 +207,8 @@ class EngineCore:
             self.store.grow(work.request, work.start + work.count)
             tiles += tiles_of(work)
         started_s = self._clock()
-        logits = iter([row for row in self._backend.forward(tiles) if row is not None])
+        sampled = [self._live[work.request.spec.request_id] for work in plan.work if work.samples]
+        choices = iter(self._advance(tiles, sampled))
         step_s = self._clock() - started_s
         self._measure(plan, step_s)
         for work in plan.work:
@@ -212,7 +216,7 @@ class EngineCore:
             request.computed = work.start + work.count
             self.store.filled(request, request.spec.salt)
             if work.samples:
-                self._sample(self._live[request.spec.request_id], next(logits))
+                self._take(self._live[request.spec.request_id], next(choices))
         if not plan.prefill:
             running = [live.request for live in self._live.values() if live.request.phase is Phase.RUNNING]
             self._behind.after_decoding(step_s, running)
@@ -226,7 +230,19 @@ class EngineCore:
         if plan.prefill:
             self.metrics.prefill_tokens.observe(plan.prefill)
 
+    def _advance(self, tiles: list[Tile], sampled: list[Live]) -> list[Choice]:
+        """Run a step. How each of the sampled comes to its token."""
+        if isinstance(self._backend, DrawsTokens):
+            drawn = self._backend.draw(tiles, [_wish(live) for live in sampled])
+            return [partial(_drawn, token) for token in drawn]
+        rows = [row for row in self._backend.forward(tiles) if row is not None]
+        return [_from_logits(live, row) for live, row in zip(sampled, rows, strict=True)]
+
     def _sample(self, live: Live, logits: Logits) -> None:
+        self._take(live, _from_logits(live, logits))
+
+    def _take(self, live: Live, choose: Choice) -> None:
+        """The next token, and what follows from it."""
         request = live.request
         allowed = None
         if live.constraint is not None:
@@ -235,7 +251,7 @@ class EngineCore:
                 self._end(live, "grammar")
                 return
         try:
-            token = sample(logits, request.spec.sampling, len(request.tokens), allowed)
+            token = choose(allowed)
         except EngineFault as fault:
             self._fail(live, str(fault))
             return
@@ -294,3 +310,19 @@ class EngineCore:
         for live in self._live.values():
             live.sink(error_frame(live, "engine_stopped", message))
         self._live.clear()
+
+
+def _from_logits(live: Live, logits: Logits) -> Choice:
+    return partial(sample, logits, live.request.spec.sampling, len(live.request.tokens))
+
+
+def _drawn(token: int, allowed: Allowed | None) -> int:
+    """What a device has drawn already, under the same mask."""
+    if token < 0:
+        raise EngineFault(NOTHING_POSSIBLE)
+    return token
+
+
+def _wish(live: Live) -> Wish:
+    allowed = live.constraint.allowed() if live.constraint is not None else None
+    return Wish(live.request.spec.sampling, len(live.request.tokens), allowed)

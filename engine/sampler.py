@@ -20,6 +20,7 @@ from engine.backends.face import Logits
 from engine.errors import EngineFault
 from engine.request import Sampling
 
+NOTHING_POSSIBLE = "no token has a finite logit; the model file or the engine's memory is damaged"
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
 _GREEDY_BELOW = 1e-100  # no noise reaches across what this divides, and less would overflow
@@ -42,7 +43,7 @@ def sample(logits: Logits, sampling: Sampling, position: int, allowed: Allowed |
     if allowed is not None:
         possible &= allowed
     if not possible.any():
-        raise EngineFault("no token has a finite logit; the model file or the engine's memory is damaged")
+        raise EngineFault(NOTHING_POSSIBLE)
     if sampling.temperature < _GREEDY_BELOW:
         return int(np.argmax(np.where(possible, logits, -np.inf)))
     ids = _kept(logits, np.flatnonzero(possible), sampling)

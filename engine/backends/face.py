@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from engine.backends.moves import Arrival, MovesPages
 from engine.facts import PAGE_SIZE, BackendIdentity
+from engine.request import Sampling
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -73,6 +74,25 @@ class Backend(MovesPages, Protocol):
 
     def snapshot(self, block: int, rows: int) -> bytes:
         """A copy of the page's bytes in which rows from `rows` on are zero."""
+        ...
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A draw from the logits of a tile, at a position of its transcript; `allowed`: bool [vocab], or None for all."""
+
+    sampling: Sampling
+    position: int
+    allowed: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+
+
+@runtime_checkable
+class DrawsTokens(Protocol):
+    """What a backend that samples where its logits are has besides `Backend`: none of them comes to the host."""
+
+    def draw(self, tiles: Sequence[Tile], wishes: Sequence[Wish]) -> list[int]:
+        """Run one step as `forward` does. Returns, for each tile that wants logits, the token that
+        `engine.sampler.sample` draws from them; -1 where none is possible."""
         ...
 
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from engine import kernels
 from engine.backends import gpu_model
 from engine.backends.checks import check_tiles
-from engine.backends.face import CapturedStep, Logits, Tile
+from engine.backends.face import CapturedStep, Logits, Tile, Wish
 from engine.backends.gpu_captured import CapturedSteps, is_decode
 from engine.backends.gpu_device import check_memory, open_device
+from engine.backends.gpu_draw import draw_tokens
 from engine.backends.gpu_model import DTYPES, GpuModel, check_model
 from engine.backends.gpu_pages import GpuPages, LayerArrival
 from engine.backends.gpu_step import StepBuffer, StepTensors, lay_out
@@ -107,18 +108,39 @@ class Triton:
                 return [*self._captured.for_rows(len(tiles), pages).replay(tiles)]
             return self._eager(tiles, arrival if isinstance(arrival, LayerArrival) else None)
 
+    def draw(self, tiles: Sequence[Tile], wishes: Sequence[Wish]) -> list[int]:
+        """See `engine.backends.face.DrawsTokens`."""
+        check_tiles(tiles, self._facts, self._pool_blocks)
+        with torch.inference_mode(), self._streams.on(self._streams.compute):
+            self._pages.before_step()
+            if is_decode(tiles):
+                pages = max(len(tile.blocks) for tile in tiles)
+                logits = self._captured.for_rows(len(tiles), pages).launch(tiles)[: len(tiles)]
+            else:
+                logits = self._launch(tiles, None)
+            tokens: list[int] = draw_tokens(logits, wishes).tolist() if wishes else []
+            if not wishes:
+                self._streams.finish(
+                    self._streams.compute
+                )  # a step is over when it returns, as the clock of steps needs
+            return tokens
+
     def capture(self, batch: int) -> CapturedStep:
         with torch.inference_mode(), self._streams.on(self._streams.compute):
             return self._captured.for_rows(batch, 1)
 
     def _eager(self, tiles: Sequence[Tile], arrival: LayerArrival | None) -> list[Logits | None]:
+        rows = iter(self._fetch(self._launch(tiles, arrival)))
+        return [next(rows) if tile.wants_logits else None for tile in tiles]
+
+    def _launch(self, tiles: Sequence[Tile], arrival: LayerArrival | None) -> Tensor:
+        """Logits on the device, of the tiles that want them."""
         layout = lay_out(tiles, self._model.chunk_tokens)
         buffer = StepBuffer(layout.shape, self._device)
         buffer.fill(layout, tiles)
         buffer.send()
         waits = None if arrival is None else lambda layer: self._pages.before_layer(arrival, layer)
-        rows = iter(self._fetch(self._model.run(buffer.on_device, self._pages.layers, waits)))
-        return [next(rows) if tile.wants_logits else None for tile in tiles]
+        return self._model.run(buffer.on_device, self._pages.layers, waits)
 
     def _run(self, step: StepTensors) -> Tensor:
         return self._model.run(step, self._pages.layers)

@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from engine.backends.face import Tile, cut
+from engine.backends.face import Tile, Wish, cut
 from engine.backends.gpu_captured import BUCKETS
 from engine.backends.graphs import CaptureFault, Recordings
 from engine.facts import PAGE_SIZE
+from engine.request import Sampling
+from engine.sampler import sample
 from tests.engine import test_exact, test_moves
 from tests.engine.conftest import Loaded, load
 from tests.engine.test_exact import PAGES, Rig
 from tests.engine.test_moves import THERE, TOKENS
 from tests.engine.tiny import write_tiny
 from tests.kernels.adopted import adopt
+
+VOCAB = 265
 
 adopt(
     globals(),
@@ -69,6 +73,27 @@ def test_gathered_pages_stay_as_they_are_while_others_are_gathered_into_the_same
     assert bytes(kept) == before != bytes(second.pages[1])
     del kept
     assert len(made._pages._staging[16]) == 1  # the first one's is free again
+
+
+@pytest.mark.parametrize("beside", [[], [Tile((3,), 0, (4, 5))]], ids=["captured", "with-a-prefill"])
+def test_tokens_drawn_on_the_device_are_those_that_are_drawn_from_its_logits(made: Any, beside: list[Tile]) -> None:
+    made.forward([Tile((block,), 0, (7, 8, 9)) for block in (0, 1, 2)])
+    tiles = [*(decode(block, 3) for block in (0, 1, 2)), *beside]
+    allowed = np.zeros(VOCAB, np.bool_)
+    allowed[[5, 77, 200]] = True
+    rules = [Sampling(), Sampling(0.9, 40, 0.8, seed=2**64 - 3), Sampling(1.2, seed=5)]
+    wishes = [Wish(rule, 31 + row, allowed if row == 2 else None) for row, rule in enumerate(rules)]
+    rows = [row for row in made.forward(tiles) if row is not None]
+    expected = [sample(row, wish.sampling, wish.position, wish.allowed) for row, wish in zip(rows, wishes, strict=True)]
+    assert made.draw(tiles, wishes) == expected
+    assert expected[2] in (5, 77, 200)
+
+
+def test_where_no_token_is_possible_none_is_drawn_and_a_step_without_wishes_draws_nothing(made: Any) -> None:
+    made.forward([Tile((0,), 0, (7, 8))])
+    nothing = Wish(Sampling(1.0), 2, np.zeros(VOCAB, np.bool_))
+    assert made.draw([decode(0, 2)], [nothing]) == [-1]
+    assert made.draw([Tile((1,), 0, (7, 8))], []) == []
 
 
 def test_rows_that_a_bucket_has_too_many_write_nothing_and_change_nothing(made: Any) -> None:
