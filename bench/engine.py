@@ -37,6 +37,7 @@ from bench.runners import OURS as MODES
 from bench.runners import opened_weights
 from bench.verdict import show, tell
 from bench.worker import Spec, Worker, open_workers
+from engine.modelfile import model_name
 from runtime.cli import ensure_model
 from runtime.settings import Settings
 
@@ -189,7 +190,7 @@ def _matrices(model: Path) -> list[Any]:
 def _about(wanted: Wanted, matrix_bytes: int) -> Line:
     return {
         "kind": "about",
-        "model": wanted.model.stem,
+        "model": model_name(wanted.model),
         "threads": wanted.threads,
         "rounds": wanted.rounds,
         "quick": wanted.quick,

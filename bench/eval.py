@@ -27,6 +27,7 @@ from bench.eval_run import Mode, Spoil, coarsen, compare, disturb
 from bench.eval_tasks import QUESTIONS, TOOL_TASKS
 from bench.evidence import Line
 from engine.catalogue import models
+from engine.modelfile import model_name
 from runtime.cli import ensure_model
 from runtime.settings import Settings
 
@@ -59,8 +60,8 @@ def measure(
         found = mode.positions(positions)
         reference = found if reference is None else reference
         lines += compare(name, reference, found)
-        click.echo(f"{model.stem} {name} done, load {evidence.load_average()}", err=True)
-    return [{**line, "model": model.stem} for line in lines]
+        click.echo(f"{model_name(model)} {name} done, load {evidence.load_average()}", err=True)
+    return [{**line, "model": model_name(model)} for line in lines]
 
 
 @click.command()

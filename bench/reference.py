@@ -22,9 +22,8 @@ class Transformers:
         import torch
 
         torch.set_num_threads(sizes.threads)
-        facts, weights = opened_weights(model, "bf16")
         self._torch = torch
-        self._model = reference(facts, weights, "sdpa")
+        self._model = _opened(model) if model.is_dir() else reference(*opened_weights(model, "bf16"), "sdpa")
         self._caches: dict[tuple[int, ...], Any] = {}
         import transformers
 
@@ -54,6 +53,18 @@ class Transformers:
 
     def close(self) -> None:
         self._caches.clear()
+
+
+def _opened(directory: Path) -> Any:
+    """The transformers model of a Hugging Face directory, in bf16."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16, attn_implementation="sdpa")
+        return model.eval()
 
 
 def reference(facts: ModelFacts, weights: Weights, attention: str) -> Any:

@@ -33,6 +33,7 @@ from bench.replay_sessions import Recorded, from_shapes, from_trace
 from bench.served import served
 from bench.verdict import show, tell
 from engine import EngineClient
+from engine.modelfile import model_name
 from engine.tokens import load_tokenizer
 from runtime.cli import ensure_model
 from runtime.settings import Settings
@@ -116,7 +117,7 @@ async def _engines(wanted: Wanted, root: Path) -> AsyncIterator[dict[str, Engine
 def _about(wanted: Wanted, recorded: Sequence[Recorded]) -> Line:
     return {
         "kind": "about",
-        "model": wanted.model.stem,
+        "model": model_name(wanted.model),
         "from": "bench/data" if wanted.trace is None else wanted.trace.name,
         "together": wanted.together,
         "pool_tokens": wanted.pool_tokens,

@@ -41,6 +41,7 @@ from bench.wake_disk import READS, DiskReads
 from bench.wake_figures import figures, misses
 from bench.wake_report import report
 from engine import EngineClient, ModelCard
+from engine.modelfile import model_name
 from runtime.cli import ensure_model
 from runtime.settings import Settings
 
@@ -157,7 +158,7 @@ def _tiers(root: Path, pool_bytes: int) -> dict[str, Any]:
 def _about(wanted: Wanted, card: ModelCard) -> Line:
     return {
         "kind": "about",
-        "model": wanted.model.stem,
+        "model": model_name(wanted.model),
         "backend": card.backend,
         "dtype": card.dtype,
         "threads": wanted.threads,

@@ -42,8 +42,11 @@ def is_interleaved(config: Config) -> bool:
     return family == "deepseek_v2" or (family == "deepseek_v3" and config.get("rope_interleave", True) is not False)
 
 
-def facts_of(config: Config, name: str, size_bytes: int) -> ModelFacts:
-    """Facts of a model by its config.json. Raises ModelFileError without the file's name, for it to be put before."""
+def facts_of(config: Config, size_bytes: int) -> ModelFacts:
+    """Facts of a model by its config.json; where it lies is no part of them, so that its pages are found from anywhere.
+
+    Raises ModelFileError without the file's name, for it to be put before.
+    """
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ModelFileError(f"it holds a {family!r} model; {', '.join(FAMILIES)} are supported")
@@ -51,7 +54,7 @@ def facts_of(config: Config, name: str, size_bytes: int) -> ModelFacts:
     read = _Reader(config)
     heads, hidden = read.integer("num_attention_heads", "heads"), read.integer("hidden_size", "hidden")
     plain = ModelFacts(
-        name=name,
+        name=family,
         arch=family,
         layers=read.integer("num_hidden_layers", "layers"),
         hidden=hidden,
@@ -86,6 +89,13 @@ def _refuse_what_is_not_supported(config: Config, family: str) -> None:
         raise ModelFileError(f"it has the activation {config['hidden_act']!r}; 'silu' is supported")
     if config.get("mlp_bias") or (config.get("attention_bias") and family in ("llama", "qwen3", *_LATENT)):
         raise ModelFileError("it has biases in its output or feed-forward layers, which are not supported")
+
+
+def _refuse_rope_of_another_kind(read: _Reader) -> None:
+    if any(isinstance(value, Mapping) for value in read.rope.values()):
+        raise ModelFileError("it turns the positions of some layers in another way than those of others")
+    if read.rope_real("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelFileError("it rotates only a part of each head, which is not supported")
 
 
 def _windows(facts: ModelFacts, read: _Reader) -> tuple[int, ...]:
@@ -125,6 +135,7 @@ def _latent(facts: ModelFacts, read: _Reader) -> ModelFacts:
 
 def _scaled(facts: ModelFacts, read: _Reader) -> ModelFacts:
     """With what the config says of rotary positions in a longer context."""
+    _refuse_rope_of_another_kind(read)
     rope = read.rope
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":

@@ -56,7 +56,7 @@ class HuggingFaceModel:
         if self._facts is None:
             size = sum(shard.size_bytes for shard in self._shards.values())
             try:
-                facts = facts_of(self._config, self._path.name[:200], size)
+                facts = facts_of(self._config, size)
             except ModelFileError as error:
                 raise ModelFileError(f"{self._path}: {error}") from error
             self._check_tensors(facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from engine.errors import BackendUnavailable
 from engine.facts import ModelFacts
 from engine.weights import Weights
 
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, either under Windows
 BACKENDS = ("auto", "triton", "cpu", "torch")
 
 
@@ -59,7 +61,9 @@ def open_backend(
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch is built for GPUs and sees one; says nothing of whether it can be used."""
+    """Whether PyTorch sees a GPU; says nothing of whether it can be used. It is not imported where none can be."""
+    if not any(map(os.path.exists, _GPU_DEVICES)):
+        return False
     import torch
 
     return bool(torch.cuda.is_available())

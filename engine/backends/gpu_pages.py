@@ -10,9 +10,10 @@ rows that carry nothing set to zero; after it their blocks may be written again,
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ _CHUNK_PAGES = 16  # landings are pinned this many at a time: pinning is slow
 class GpuPages:
     """See `MovesPages`. `layers` is the pool as steps see it: [blocks, layer, 2, Hkv, 16, d] or [blocks, layer, 16, d].
 
-    Everything but `landing` memory and `LayerArrival.land` is used by the thread that steps the backend.
+    Everything but landings' memory and `LayerArrival.land` is used by the thread that steps the backend.
     """
 
     def __init__(
@@ -45,19 +46,20 @@ class GpuPages:
         self.page_bytes = self._words.shape[1] * 8
         self._shape = PageShape(facts.head_size * dtype.itemsize // 8, PAGE_SIZE)
         self._landings = _Landings(self._words.shape[1], device)
-        self._staging: list[Tensor] = []  # pinned [_CHUNK_PAGES, words], free
-        self._arrived: Moved = DONE
+        self._staging: dict[int, list[Tensor]] = {1: [], _CHUNK_PAGES: []}  # pinned [pages, words], free, by pages
+        self._arrived: Moved = DONE  # the last copy that was launched inward; those before it end before it
+        self._launching = threading.Lock()
 
     # -- single pages ---------------------------------------------------------------------------------------------
 
     def zero(self, block: int) -> None:
         self._landings.free(block, DONE)
-        with self._streams.on(self._streams.compute):
+        with self._on_compute():
             self._words[block].zero_()
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
         index = torch.tensor([[source], [target], [rows]], dtype=torch.int32)
-        with self._streams.on(self._streams.compute):
+        with self._on_compute():
             there = index.to(self._device)
             copy_pages(self._words, self._words, there[0], there[1], there[2], shape=self._shape)
 
@@ -77,20 +79,24 @@ class GpuPages:
     def _collect(self, pages: Sequence[tuple[int, int]]) -> list[memoryview]:
         streams = self._streams
         index = torch.tensor(list(zip(*pages, strict=True)), dtype=torch.int32)  # [2, N]
-        with streams.on(streams.compute):
+        with self._on_compute():
             there = index.to(self._device)
             collected = torch.empty(len(pages), self._words.shape[1], dtype=torch.int64, device=self._device)
             copy_pages(self._words, collected, there[0], None, there[1], shape=self._shape)
             collected_all = streams.moment(streams.compute)
-        host = self._staging.pop() if self._staging else _pinned(_CHUNK_PAGES, self._words.shape[1], self._device)
+        free = self._staging[1 if len(pages) == 1 else _CHUNK_PAGES]
+        host = free.pop() if free else self._fresh(1 if len(pages) == 1 else _CHUNK_PAGES)
         streams.after(streams.outward, collected_all)
         with streams.on(streams.outward):
             host[: len(pages)].copy_(collected, non_blocking=True)
         if streams.cuda:
             collected.record_stream(streams.outward)
         array = host.view(torch.uint8).numpy()
-        weakref.finalize(array, self._staging.append, host)  # free again when nobody holds a page of it
+        weakref.finalize(array, free.append, host)  # free again when nobody holds a page of it
         return [memoryview(array[i]) for i in range(len(pages))]
+
+    def _fresh(self, pages: int) -> Tensor:
+        return _pinned(pages, self._words.shape[1], self._device)
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -101,19 +107,19 @@ class GpuPages:
         """Blocks whose landings are gone have been scattered already."""
         streams = self._streams
         streams.after(streams.inward, streams.moment(streams.compute))
-        self._arrived = self.bring(blocks, range(self._layer_count) if layers is None else layers)
-        return self._arrived
+        return self.bring(blocks, range(self._layer_count) if layers is None else layers)
 
     def bring(self, blocks: Sequence[int], layers: range) -> Moved:
-        """Launch the copies of these layers. The inward stream must be after whatever else was done to the blocks."""
+        """Launch the copies of these layers. The inward stream must be after whatever else was done to the blocks.
+        Any thread may."""
         streams, words = self._streams, self._words.shape[1] // self._layer_count
         part = slice(layers.start * words, layers.stop * words)
-        with streams.on(streams.inward):
+        with self._launching, streams.on(streams.inward):
             for block in blocks:
                 landing = self._landings.find(block)
                 if landing is not None:
                     self._words[block, part].copy_(landing[part], non_blocking=True)
-        moment = streams.moment(streams.inward)
+            moment = self._arrived = streams.moment(streams.inward)
         if layers.stop == self._layer_count:
             for block in blocks:
                 self._landings.free(block, moment)
@@ -123,8 +129,14 @@ class GpuPages:
         self._streams.after(self._streams.inward, self._streams.moment(self._streams.compute))
         return LayerArrival(self, blocks, self._layer_count)
 
+    @contextlib.contextmanager
+    def _on_compute(self) -> Iterator[None]:
+        self.before_step()
+        with self._streams.on(self._streams.compute):
+            yield
+
     def before_step(self) -> None:
-        """Steps from now on read pages that were scattered before."""
+        """What is launched from now on comes after the copies that were launched inward."""
         self._streams.after(self._streams.compute, self._arrived)
 
     def before_layer(self, arrival: LayerArrival, layer: int) -> None:

@@ -49,7 +49,8 @@ class CudaGraphs:
 class _CudaGraph:
     def __init__(self, work: Callable[[], Tensor], pool: Any, stream: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        # Other threads copy pages meanwhile, which a recording of the whole process would forbid.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.result = work()
 
     def replay(self) -> None:

@@ -50,12 +50,15 @@ class Attention:
         if self._bias is not None:
             fused += self._bias
         heads = fused.view(PAGE_SIZE, facts.heads + 2 * facts.kv_heads, facts.head_size).transpose(0, 1)
-        query, key, value = torch.split(heads, [facts.heads, facts.kv_heads, facts.kv_heads])
+        turning, value = heads[: -facts.kv_heads], heads[-facts.kv_heads :].to(x.dtype)
         if self._q_norm is not None and self._k_norm is not None:
-            query, key = normed(query, self._q_norm, facts.norm_eps), normed(key, self._k_norm, facts.norm_eps)
-        turned = rotate(torch.cat([query, key]), rope).to(x.dtype)
+            query, key = turning[: facts.heads], turning[facts.heads :]
+            turning = torch.cat(
+                [normed(query, self._q_norm, facts.norm_eps), normed(key, self._k_norm, facts.norm_eps)]
+            )
+        turned = rotate(turning, rope).to(x.dtype)
         query = turned[: facts.heads].reshape(facts.kv_heads, -1, facts.head_size)
-        return query, torch.stack([turned[facts.heads :], value.to(x.dtype)])
+        return query, torch.stack([turned[facts.heads :], value])
 
     def finish(self, mixed: Tensor) -> Tensor:
         """Weighted values [Hq, 16, d] -> what the output projection takes [16, Hq*d]."""

@@ -7,12 +7,17 @@ same.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import triton
 from torch import Tensor
 
+from engine import kernels
+from engine.backends import gpu_model
 from engine.backends.checks import check_tiles
 from engine.backends.face import CapturedStep, Logits, Tile
 from engine.backends.gpu_captured import CapturedSteps, is_decode
@@ -44,7 +49,7 @@ class Triton:
         check_memory(device, facts, weights, pool_blocks)
         torch.set_grad_enabled(False)
         if INTERPRETED:
-            from engine.kernels import interpreter  # it needs ml-dtypes, which a GPU does not
+            from engine.kernels import interpreter  # its libraries are not there where kernels are compiled
 
             interpreter.apply()
         self._facts, self._pool_blocks, self._device = facts, pool_blocks, device
@@ -137,5 +142,14 @@ def identity(dtype: str, facts: ModelFacts) -> BackendIdentity:
         page_layout="layer.16.latent" if facts.mla else "layer.kv.head.16.d",
         instruction_set=arch(),
         threads=0,
-        version=triton.__version__,
+        version=f"{triton.__version__}/{sources()}",
     )
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of what computes: tiles and the order of sums are part of the bits."""
+    digest = hashlib.sha256()
+    for path in [*sorted(Path(kernels.__file__).parent.glob("*.py")), Path(gpu_model.__file__)]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]

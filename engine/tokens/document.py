@@ -31,6 +31,7 @@ from engine.tokens.vocabulary import (
 _MAX_ADDED = 65_536
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _KEEPS_TEXT = ("Split", "Digits", "Punctuation", "ByteLevel", "Metaspace")
+_SAMPLE = "".join(map(chr, range(0x20, 0x7F))) + " a  b\n\n\t\r\n é\u2581東京 \U0001f600 12345 "
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 
 
@@ -87,7 +88,10 @@ class _Document:
             space=None if self._is_byte_level else self._space(),
             digest=hashlib.sha256(named.encode()).hexdigest(),
         )
-        return Tokenizer(tables)
+        tokenizer = Tokenizer(tables)
+        if not _comes_back(tokenizer.decode(tokenizer.encode(_SAMPLE))):
+            raise ModelFileError("it does not give a text back as it was")
+        return tokenizer
 
     def _written(self, added: list[dict[str, Any]]) -> dict[str, Any]:
         """What `tokenizers` reads. Without added tokens, what is a control token cannot come from text at all."""
@@ -111,12 +115,12 @@ class _Document:
     def _eos(self, end: str, ends: list[Any]) -> tuple[int, ...]:
         named = [at for at, text in enumerate(self._tokens) if end and text == end]
         listed = [token for given in ends for token in (given if isinstance(given, list) else [given])]
-        eos = tuple(dict.fromkeys([*named, *(token for token in listed if token is not None)]))
+        eos = [*named, *(token for token in listed if token is not None)]
         if not eos or not all(_is_id(token, len(self._tokens)) for token in eos):
             raise ModelFileError(
-                f"the model's end tokens are {list(eos)}; at least one of a vocabulary of {len(self._tokens)} is needed"
+                f"the model's end tokens are {eos}; at least one of a vocabulary of {len(self._tokens)} is needed"
             )
-        return eos
+        return tuple(dict.fromkeys(eos))
 
     def _piece(self, text: str, kind: int) -> bytes:
         if self._is_byte_level or kind != NORMAL:
@@ -130,6 +134,12 @@ class _Document:
         if missing or not self._model.get("byte_fallback"):
             raise ModelFileError("it has neither bytes as its alphabet nor a token for every byte to fall back on")
         return tuple(self._vocab[f"<0x{byte:02X}>"] for byte in SPACE.encode())
+
+
+def _comes_back(text: str) -> bool:
+    """Whether it is the sample, but for what has no tokens."""
+    pairs = zip(_SAMPLE, text, strict=False)
+    return len(text) == len(_SAMPLE) and all(back in (sent, "\ufffd") for sent, back in pairs)
 
 
 def _vocab(value: Any, added: dict[str, int], vocab: int) -> dict[str, int]:

@@ -68,6 +68,10 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+BROKEN = {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
+
+
 def opened(document: dict[str, Any], end: str = "", ends: tuple[Any, ...] = (2,)) -> Tokenizer:
     return tokenizer_of(Path("/models/m"), document, end, list(ends), VOCAB)
 
@@ -173,6 +177,8 @@ def changed(*path: str, to: Any, kind: Callable[[], dict[str, Any]] = byte_level
         (changed("pre_tokenizer", to={"type": "Whitespace"}), "it splits text by 'Whitespace'"),
         (changed("pre_tokenizer", to={"type": "Sequence"}), "is no list"),
         (changed("pre_tokenizer", to=None), "neither bytes as its alphabet nor a token for every byte"),
+        (changed("pre_tokenizer", "pretokenizers", to=[LEVEL, LEVEL]), "does not give a text back as it was"),
+        (changed("pre_tokenizer", "pretokenizers", to=[BROKEN, LEVEL]), "it cannot be used: "),
         (changed("normalizer", to={"type": "Lowercase"}, kind=sentencepiece), "it normalises text by 'Lowercase'"),
         (changed("model", "byte_fallback", to=False, kind=sentencepiece), "nor a token for every byte"),
     ],
@@ -183,7 +189,7 @@ def test_a_tokenizer_that_cannot_be_used_is_a_sentence(document: dict[str, Any],
     assert "/models/m/tokenizer.json" in str(error.value)
 
 
-@pytest.mark.parametrize("ends", [(), (None,), (288,), ("x",), ([1, -1],)])
+@pytest.mark.parametrize("ends", [(), (None,), (288,), ("x",), ([1, -1],), ({"a": 1},)])
 def test_end_tokens_outside_the_vocabulary_are_a_sentence(ends: tuple[Any, ...]) -> None:
     with pytest.raises(ModelFileError, match="end tokens are"):
         opened(byte_level(), "", ends)

@@ -25,7 +25,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def read(family: str, **changes: Any) -> Any:
-    return facts_of({"model_type": family, **SIZES, **changes}, "model", 1)
+    return facts_of({"model_type": family, **SIZES, **changes}, size_bytes=1)
 
 
 def test_a_mistral_that_says_nothing_of_it_has_a_window_of_4096() -> None:
@@ -82,6 +82,8 @@ def test_a_latent_row_is_the_one_head_of_keys() -> None:
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope by 'dynamic'"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is None"),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, "factor is inf"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "some layers in another way"),
+        ("llama", {"partial_rotary_factor": 0.5}, "only a part of each head"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["x"] * 3}, "layer_types"),
         ("mistral", {"sliding_window": -1}, "sliding_window is -1"),
         ("deepseek_v3", LATENT | {"first_k_dense_replace": 1}, "layers from 1 on are mixtures of experts"),

@@ -19,7 +19,6 @@ from tests.engine.test_moves import THERE, TOKENS
 from tests.engine.tiny import write_tiny
 from tests.kernels.adopted import adopt
 
-
 adopt(
     globals(),
     test_exact,
@@ -58,6 +57,18 @@ def backend(made: Any) -> Any:
 
 def decode(block: int, row: int, token: int = 5) -> Tile:
     return Tile((block,), row, (token,), True)
+
+
+def test_gathered_pages_stay_as_they_are_while_others_are_gathered_into_the_same_memory(made: Any) -> None:
+    made.forward(cut(THERE, 0, TOKENS))
+    first = made.gather([(block, PAGE_SIZE) for block in THERE])
+    kept, before = first.pages[1], bytes(first.pages[1])
+    del first  # what is left of it is one page
+    made.forward(cut(THERE, 0, TOKENS[::-1]))
+    second = made.gather([(block, PAGE_SIZE) for block in THERE])
+    assert bytes(kept) == before != bytes(second.pages[1])
+    del kept
+    assert len(made._pages._staging[16]) == 1  # the first one's is free again
 
 
 def test_rows_that_a_bucket_has_too_many_write_nothing_and_change_nothing(made: Any) -> None:
