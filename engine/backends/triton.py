@@ -49,7 +49,7 @@ class Triton:
         check_memory(device, facts, weights, pool_blocks)
         torch.set_grad_enabled(False)
         if INTERPRETED:
-            from engine.kernels import interpreter  # its libraries are not there where kernels are compiled
+            from engine.kernels import interpreter  # it needs ml-dtypes, which a GPU does not
 
             interpreter.apply()
         self._facts, self._pool_blocks, self._device = facts, pool_blocks, device

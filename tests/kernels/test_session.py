@@ -103,7 +103,9 @@ async def told(stack: Stack, client: Any, *, kills: bool) -> tuple[list[int], di
 async def to_nvme(stack: Stack, session: str) -> None:
     """What the operator's demotion does, for pages that host memory has already."""
     database = await asyncpg.connect(stack.postgres_dsn)
-    epoch, salt = await database.fetchrow("SELECT epoch, salt FROM sessions JOIN tenants USING (tenant_id) WHERE session_id = $1", session)
+    epoch, salt = await database.fetchrow(
+        "SELECT epoch, salt FROM sessions JOIN tenants USING (tenant_id) WHERE session_id = $1", session
+    )
     await database.close()
     async with await EngineClient.connect(stack.engine_address) as engine:
         assert engine.card.backend == "triton"

@@ -162,7 +162,7 @@ def test_a_record_that_was_cut_off_ends_its_journal_and_those_before_it_count(st
 def test_the_journal_of_a_process_that_lives_is_left_alone(store: BlobStore) -> None:
     store.put(b"mine")
     (path,) = (store.root / "journal").iterdir()
-    assert BlobStore(store.root).sweep() == 0
+    BlobStore(store.root).sweep()
     assert path.exists()
 
 

