@@ -3,7 +3,7 @@
     python -m bench.kernel_compile sm_90 --kernel paged_decode
 
 A driver that only says which target it is makes Triton specialise and compile every call as it would on that GPU; the
-kernels are then not run. Prints a JSON line for each sample of each kernel:
+kernels are then not run. Prints a JSON line for each sample of each kernel, and for whole steps of models:
 
     {"kernel", "sample", "target", "triton", "refused": sentence or null, "failed": the compiler's error or null,
      "missing": classes wanted and not there, "unsaid": kernels launched with no word on `enable_fp_fusion`,
@@ -32,6 +32,7 @@ from triton.runtime.jit import JITFunction
 
 from bench.evidence import Line
 from bench.kernel_resources import Resources, resources
+from bench.kernel_steps import STEPS, steps
 from bench.kernel_targets import TARGETS, Target
 from engine.errors import BackendUnavailable
 from engine.kernels.sample import Sample, kernel_names, samples_of
@@ -98,7 +99,7 @@ def compiled_samples(name: str, kernels: Sequence[str], sabotage: str | None, ke
     known: dict[str, Resources] = {}  # a kernel is compiled once, however many samples launch it
     with compiling(TARGETS[name], SABOTAGES[sabotage] if sabotage else {}) as launched:
         for kernel in kernels:
-            for sample in samples_of(kernel, "real"):
+            for sample in steps() if kernel == STEPS else samples_of(kernel, "real"):
                 launched.clear()
                 refused, failed = _problem(sample.launch)
                 taken = {one.compiled.hash: one for one in launched}
@@ -141,7 +142,7 @@ def main(target: str, chosen: tuple[str, ...], sabotage: str | None) -> None:
     """Compile every sample for one target."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for line in compiled_samples(target, chosen or kernel_names(), sabotage, Path(triton.knobs.cache.dir)):
+    for line in compiled_samples(target, chosen or [*kernel_names(), STEPS], sabotage, Path(triton.knobs.cache.dir)):
         click.echo(json.dumps(line))
 
 

@@ -2,7 +2,8 @@
 
     python -m bench.kernel_gate --worst
 
-Every kernel's own launch functions are called with shapes of production and compiled for each target. Red is a spilled
+Every kernel's own launch functions are called with shapes of production and compiled for each target, and whole steps
+of models as the backend launches them. Red is a spilled
 register, more shared memory than the target has, a class of instructions that was wanted and is not there, a compiler
 that fails, and a launch that is refused, unless `kernel_known` has a reason for it; so is a reason for nothing. With
 `--worst` the samples also run, small, in Triton's interpreter beside their float64 meanings.
@@ -30,7 +31,7 @@ import click
 from bench import evidence
 from bench.evidence import Line
 from bench.kernel_known import KNOWN, outdated, unexplained
-from bench.kernel_table import compiled, findings, table
+from bench.kernel_table import compiled, findings, kernels, table
 from bench.kernel_targets import TARGETS
 from bench.verdict import show, tell
 
@@ -75,7 +76,7 @@ def _lines(wanted: Wanted, kind: str, module: Sequence[str]) -> Iterator[Line]:
 
 def figures(lines: Sequence[Line], sealed: bool = True) -> dict[str, Any]:
     return {
-        "kernels": len({line["kernel"] for line in lines}),
+        "kernels": len(kernels(lines)),
         "compiled": {target: compiled(evidence.only(lines, "compiled"), target) for target in _targets(lines)},
         "unexplained": len(misses(lines)) + (not sealed),
     }

@@ -29,10 +29,15 @@ def findings(line: Line) -> list[Finding]:
     return [Finding(line["kernel"], line["sample"], line["target"], kind, version, text) for kind, text in found]
 
 
+def kernels(lines: Iterable[Line]) -> set[str]:
+    """Whole steps are none."""
+    return {line["kernel"] for line in lines if not line["kernel"].startswith("(")}
+
+
 def compiled(lines: Sequence[Line], target: str) -> int:
     """How many kernels compile for this target: every sample that the launch does not refuse, and one at least."""
     here = [line for line in lines if line["target"] == target]
-    return len({line["kernel"] for line in here if line["compiled"]} - {x["kernel"] for x in here if x["failed"]})
+    return len(kernels(x for x in here if x["compiled"]) - {x["kernel"] for x in here if x["failed"]})
 
 
 def table(lines: Sequence[Line], errors: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -46,11 +51,13 @@ def table(lines: Sequence[Line], errors: Mapping[str, Mapping[str, Any]]) -> lis
 
 def _row(kernel: str, lines: Sequence[Line], targets: Sequence[str], error: Mapping[str, Any] | None) -> list[str]:
     by_target = {t: [x for x in lines if x["kernel"] == kernel and x["target"] == t] for t in targets}
-    built = sum(compiled(ones, target) for target, ones in by_target.items())
+    built = [
+        t for t, ones in by_target.items() if any(x["compiled"] for x in ones) and not any(x["failed"] for x in ones)
+    ]
     spills = sum(_most(ones, "spills") or 0 for ones in by_target.values())
     return [
         kernel,
-        f"{built}/{len(targets)}",
+        f"{len(built)}/{len(targets)}",
         *(_text(_most(by_target[t], "registers")) for t in targets),
         *(_text(_most(by_target[t], "shared_bytes"), 1024) for t in targets),
         str(spills),

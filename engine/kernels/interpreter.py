@@ -50,6 +50,7 @@ def apply() -> None:
     builder.get_bf16 = lambda self, value: internals.TensorHandle(np.array([value], dtype=_BF16), tl.bfloat16)
     internals._interpreter = _Memory(internals._interpreter)
     internals.GridExecutor.__call__ = _quietly(internals.GridExecutor.__call__)
+    internals.inspect = _Members(internals.inspect)
     _applied = True
     check()
 
@@ -160,3 +161,22 @@ def _quietly(plain: Any) -> Any:
             return plain(self, *args, **kwargs)
 
     return call
+
+
+class _Members:
+    """`inspect` for the interpreter, which at every call of a function looks through all of `triton.language` for its
+    builtins: a fifth of its time. Which names those are is looked up once."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain, self._names = plain, dict[int, list[str]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def getmembers(self, owner: Any, *chosen: Any) -> list[tuple[str, Any]]:
+        if chosen:
+            return list(self._plain.getmembers(owner, *chosen))
+        if id(owner) not in self._names:
+            members = self._plain.getmembers(owner)
+            self._names[id(owner)] = [name for name, member in members if tl.core.is_builtin(member)]
+        return [(name, getattr(owner, name)) for name in self._names[id(owner)]]

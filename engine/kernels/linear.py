@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedShape
 from engine.kernels.sample import Sample, Size
-from engine.kernels.target import Config, device, pick
+from engine.kernels.target import INTERPRETED, Config, device, pick
 
 FEW_ROWS = 64  # up to here the ranges of K are programs of their own
 _REDUCE = 1024
@@ -40,12 +40,16 @@ class LinearConfig(Config):
 CONFIGS: dict[tuple[str, object], LinearConfig] = {
     ("interpreter", "narrow"): LinearConfig(splits=2, block_k=32),
     ("interpreter", "wide"): LinearConfig(),
+    ("sm_80", "narrow"): LinearConfig(splits=4, num_stages=4, num_warps=8),  # four warps spill the second accumulator
+    ("sm_80", "wide"): LinearConfig(num_stages=4, num_warps=8),
+    ("sm_100", "narrow"): LinearConfig(splits=4, num_stages=4, num_warps=8),
+    ("sm_100", "wide"): LinearConfig(num_stages=4, num_warps=8),
     ("gfx942", "narrow"): LinearConfig(splits=4, num_stages=2),
     ("gfx942", "wide"): LinearConfig(num_stages=2),
     ("*", "narrow"): LinearConfig(splits=4, num_stages=4),
     ("*", "wide"): LinearConfig(num_stages=4),
 }
-_NARROW = {"interpreter": 128}
+_NARROW, _NARROW_INTERPRETED = 8192, 128
 
 
 @triton.jit
@@ -102,9 +106,8 @@ def _reduce(
 
 def config_for(columns: int) -> LinearConfig:
     """The configuration of a weight with so many rows, for any number of tokens."""
-    wide = pick(CONFIGS, "wide")
-    narrow = 8192 if wide.num_stages > 1 and device() != "cpu" else _NARROW["interpreter"]
-    return pick(CONFIGS, "narrow") if columns <= narrow else wide
+    narrow = _NARROW_INTERPRETED if INTERPRETED else _NARROW
+    return pick(CONFIGS, "narrow" if columns <= narrow else "wide")
 
 
 def scratch_elements(rows: int, columns: int, groups: int = 1) -> int:
@@ -141,7 +144,7 @@ def linear(x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None, scratch:
         _reduce[(rows, triton.cdiv(columns, _REDUCE), groups)](
             target, w if bias is None else bias, y, columns,
             target.stride(0), target.stride(1), target.stride(2), y.stride(0), y.stride(1),
-            SPLITS=config.splits, BIAS=bias is not None, BLOCK=_REDUCE, num_warps=4,
+            SPLITS=config.splits, BIAS=bias is not None, BLOCK=_REDUCE, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
 
