@@ -9,7 +9,10 @@ from typing import Any
 from bench.evidence import Line, only
 
 LARGEST_DEVIATION = 0.25  # of logits from the CPU backend's, in their standard deviations; both compute in bf16
-PARTS = ("copy", "check", "step", "logits", "session", "restore")  # kinds that every run leaves
+# On a GPU: the least fraction of a copy's bandwidth, by what a case's name begins with.
+BARS = {"paged_decode bf16 16 ": 0.8, "paged_decode bf16 64 ": 0.8, "copy_pages gather": 0.9}
+LEAST_HOST_RATIO = 3.0  # of the host's time for a step launched kernel by kernel over a replayed one
+PARTS = ("copy", "check", "moved", "step", "logits", "session", "restore")  # kinds that every run leaves
 
 
 def figures(lines: Sequence[Line], sealed: bool = True) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def _misses(lines: Sequence[Line], figure: dict[str, Any]) -> list[str]:
         for line in only(lines, "check")
         if not _right(line)
     ]
+    missed += [] if figure["dry"] else _slow(figure)
     missed += [f"{line['what']} failed: {line['error']}" for line in only(lines, "failed")]
     missed += [f"{line['what']} was left out: {line['reason']}" for line in only(lines, "skipped")]
     missed += [f"the run left no {kind}" for kind in PARTS if not only(lines, kind)]
@@ -68,6 +72,22 @@ def _misses(lines: Sequence[Line], figure: dict[str, Any]) -> list[str]:
     return missed
 
 
+def _slow(figure: dict[str, Any]) -> list[str]:
+    """What is slower than it may be."""
+    missed = [
+        f"{name} moves bytes at {part} of a copy's bandwidth; {least} is wanted"
+        for name, part in figure["of_copy"].items()
+        for start, least in BARS.items()
+        if name.startswith(start) and part < least
+    ]
+    for batch, host in figure["host_us"].items():
+        if host["eager"] < LEAST_HOST_RATIO * host["graph"]:
+            missed.append(
+                f"a replayed step of {batch} takes {host['graph']} us of the host, an eager one {host['eager']}"
+            )
+    return missed
+
+
 def _right(line: Line) -> bool:
     return bool(line["worst"] <= line["bound"])  # NaN is not
 
@@ -79,13 +99,16 @@ def copy_gb_s(lines: Sequence[Line]) -> float | None:
 
 
 def of_copy(lines: Sequence[Line]) -> dict[str, float]:
-    """Of each sample that moves bytes, its bandwidth over that of a copy."""
+    """Of each sample and case that moves bytes, its bandwidth over that of a copy."""
     copied = copy_gb_s(lines)
     if not copied:
         return {}
     return {
-        f"{line['kernel']} {line['sample']}": round(_gb_s(line["bytes"], line["seconds"]) / copied, 3)
-        for line in only(lines, "speed")
+        f"{line['kernel']} {line.get('case') or line['sample']}": round(
+            _gb_s(line["bytes"], line["seconds"]) / copied, 3
+        )
+        for line in lines
+        if line["kind"] in ("speed", "moved")
     }
 
 

@@ -20,6 +20,8 @@ GREEN = [
     {"kind": "link", "way": "in", "bytes": 10**9, "seconds": [0.02]},
     {"kind": "check", "kernel": "merge", "sample": "splits", "worst": 1e-3, "bound": 1e-2},
     {"kind": "speed", "kernel": "merge", "sample": "splits", "bytes": 10**9, "seconds": [1e-3]},
+    {"kind": "moved", "kernel": "copy_pages", "case": "gather", "bytes": 10**9, "seconds": [52e-5]},
+    {"kind": "moved", "kernel": "paged_decode", "case": "bf16 16 x 8192", "bytes": 10**9, "seconds": [6e-4]},
     {"kind": "step", "way": "eager", "batch": 8, "context": 64, "seconds": [2e-3], "host_seconds": [1e-3]},
     {"kind": "step", "way": "graph", "batch": 8, "context": 64, "seconds": [1e-3], "host_seconds": [5e-5]},
     {
@@ -44,7 +46,9 @@ def test_the_figures_of_a_good_run():
     assert gpu_figures.is_green(figure)
     assert gpu_figures.misses(GREEN) == []
     assert figure["copy_gb_s"] == 2000
-    assert figure["of_copy"] == {"merge splits": 0.5}
+    assert figure["of_copy"] == {
+        "merge splits": 0.5, "copy_pages gather": 0.962, "paged_decode bf16 16 x 8192": 0.833
+    }  # fmt: skip
     assert figure["steps_ms"] == {"8": {"eager": 2.0, "graph": 1.0}}
     assert figure["host_us"] == {"8": {"eager": 1000.0, "graph": 50.0}}
     assert figure["restore_s"] == {"2048": {"recompute": 0.2, "pinned": 0.01, "equal": True}}
@@ -61,6 +65,9 @@ def test_the_figures_of_a_good_run():
         (changed("restore", equal=False), "2048 tokens give other logits"),
         (changed("session", killed=[[1], [3]]), "did not go on as one that was not"),
         (changed("session", sources={**SOURCES, "host": 0}), "did not go on as one that was not"),
+        (changed("moved", seconds=[57e-5]), "copy_pages gather moves bytes at 0.877"),
+        (changed("moved", seconds=[64e-5]), "paged_decode bf16 16 x 8192 moves bytes at 0.781"),
+        (changed("step", host_seconds=[5e-5]), "a replayed step of 8 takes 50.0 us of the host, an eager one 50.0"),
         ([line for line in GREEN if line["kind"] != "session"], "the run left no session"),
         ([*GREEN, {"kind": "failed", "what": "decode", "error": "x"}], "decode failed: x"),
         ([*GREEN, {"kind": "skipped", "what": "restore 4096", "reason": "late"}], "restore 4096 was left out"),
