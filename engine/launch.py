@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.backends.choose import BackendSettings, open_backend
+from engine.backends.choose import BackendSettings, open_backend, refuse_early
 from engine.collector import Collector
 from engine.constraint import Constraints
 from engine.core import EngineCore
@@ -95,6 +95,7 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
         raise RequestError("bad_request", f"--threads is {settings.threads}; 1 is the least")
     with open_model(settings.model) as model:
         facts = model.facts()
+        refuse_early(settings.backend, facts)
         tokenizer = model.tokenizer()
         progress("checking", 0.0)
         digest = model.digest()

@@ -60,6 +60,26 @@ def open_backend(
     return TorchExact(facts, weights, pool_blocks=settings.pool_blocks, threads=settings.threads)
 
 
+def refuse_early(name: str, facts: ModelFacts) -> None:
+    """Raises BackendUnavailable for what can be known before weights are read: no GPU where one was asked for by name,
+    or a model that its kernels do not run."""
+    if name != "triton":
+        return
+    _triton_imported()
+    from engine.backends.gpu_device import open_device
+    from engine.backends.gpu_model import check_model
+
+    check_model(facts)
+    open_device()
+
+
+def _triton_imported() -> None:
+    try:
+        import triton  # noqa: F401 (whether it can be)
+    except ImportError as error:
+        raise BackendUnavailable(f"Triton is not installed ({error}): pip install 'tenuto-server[gpu]'") from error
+
+
 def has_gpu() -> bool:
     """Whether PyTorch sees a GPU; says nothing of whether it can be used. It is not imported where none can be."""
     if not any(map(os.path.exists, _GPU_DEVICES)):
@@ -72,10 +92,9 @@ def has_gpu() -> bool:
 def _triton(
     settings: BackendSettings, facts: ModelFacts, weights: Weights, progress: Callable[[str, float], None]
 ) -> Backend:
-    try:
-        from engine.backends.triton import Triton
-    except ImportError as error:
-        raise BackendUnavailable(f"Triton is not installed ({error}): pip install 'tenuto-server[gpu]'") from error
+    _triton_imported()
+    from engine.backends.triton import Triton
+
     progress("loading onto the GPU", 0.0)
     return Triton(facts, weights, pool_blocks=settings.pool_blocks)
 

@@ -30,9 +30,7 @@ class Process:
         return await self.child.wait()
 
 
-@contextlib.asynccontextmanager
-async def engine(model: Path, root: Path, **options: Any) -> AsyncIterator[Process]:
-    """`python -m engine`, its files under `root`; killed at the end if it still runs."""
+def _words(model: Path, root: Path, options: dict[str, Any]) -> list[str]:
     socket = root / "engine.sock"
     arguments = {
         "model": model,
@@ -45,7 +43,23 @@ async def engine(model: Path, root: Path, **options: Any) -> AsyncIterator[Proce
         "nvme-bytes": 256 << 20,
         **{name.replace("_", "-"): value for name, value in options.items()},
     }
-    flat = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
+    return [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
+
+
+async def refusal(model: Path, root: Path, **options: Any) -> tuple[int, list[dict[str, Any]]]:
+    """Of an engine that does not start: its exit status, and what it said on its way."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "engine", *_words(model, root, options), stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await child.communicate()
+    assert child.returncode is not None
+    return child.returncode, [json.loads(line) for line in said.splitlines() if line.startswith(b"{")]
+
+
+@contextlib.asynccontextmanager
+async def engine(model: Path, root: Path, **options: Any) -> AsyncIterator[Process]:
+    """`python -m engine`, its files under `root`; killed at the end if it still runs."""
+    flat = _words(model, root, options)
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "engine", *flat, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -56,7 +70,7 @@ async def engine(model: Path, root: Path, **options: Any) -> AsyncIterator[Proce
     try:
         line = await child.stdout.readline()
         assert line, f"the engine did not start: {lines}"
-        yield Process(child, json.loads(line), socket, lines)
+        yield Process(child, json.loads(line), root / "engine.sock", lines)
     finally:
         if child.returncode is None:
             child.kill()

@@ -61,5 +61,5 @@ def test_auto_takes_torch_on_a_processor_without_vectors_for_it(tiny: Loaded, mo
 
 
 def test_an_unknown_backend_is_refused_by_name(tiny: Loaded) -> None:
-    with pytest.raises(BackendUnavailable, match="there are auto, cpu, torch"):
+    with pytest.raises(BackendUnavailable, match="there are auto, triton, cpu, torch"):
         choose(tiny, "tpu")
