@@ -27,7 +27,7 @@ test: setup
 # The GPU's kernels on a machine with none: interpreted, and compiled for every target by both ends of what is supported.
 test-kernels: setup
 	bash scripts/old_triton.sh $(VENV) $(OLD_TRITON)
-	$(BIN)/python -m pytest tests/kernels tests/bench/test_kernel_gate.py tests/bench/test_gpu.py -m ''
+	$(BIN)/python -m pytest tests/kernels tests/bench/test_kernel_gate.py tests/bench/test_gpu.py -m '' --timeout=3600
 	PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -q tests/kernels/test_interpreter.py -p no:cacheprovider
 	$(BIN)/python -m bench.kernel_gate --triton $(OLD_TRITON) --target sm_90 --worst
 	$(BIN)/python -m bench.kernel_gate --worst
