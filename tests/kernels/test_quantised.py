@@ -20,6 +20,7 @@ from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, fingerprint
 from engine.kernels.fp8 import quantise_fp8
 from engine.kernels.int4 import pack_int4, unpack_int4
+from engine.launch import EngineSettings, open_engine
 from engine.precision import Precision
 from engine.weights import Weights
 from tests.engine.conftest import Loaded, load
@@ -214,3 +215,14 @@ def test_a_model_whose_rows_are_no_whole_groups_is_refused(
     odd = load(write_hf(tmp_path, "llama", hidden_size=128, **sizes))
     with pytest.raises(BackendUnavailable, match=said + r" \(TENUTO_ENGINE_DTYPE\)"):
         odd.backend("triton", dtype, 4)
+
+
+def test_an_engine_says_what_its_kv_takes_and_caches_weights_as_bf16(wide: Loaded, tmp_path: Path) -> None:
+    settings = EngineSettings(
+        wide.path, 64, dtype="w8a16", kv_dtype="e4m3", backend="triton", admission="always", weights_cache=tmp_path
+    )
+    engine = open_engine(settings, lambda what, done: None)
+    engine.close()
+    assert (engine.card.backend, engine.card.dtype) == ("triton", "w8a16+e4m3kv")
+    assert engine.card.kv_bytes_per_token == wide.facts.kv_bytes_per_token("bf16") // 2
+    assert [path.name for path in tmp_path.rglob("weights*")] == ["weights.bf16"]
