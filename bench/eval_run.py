@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.compiled import BenchError
+from bench.eval_formats import FORMATS, E4m3Pages, Steps, opened_format
 from bench.eval_tasks import (
     QUESTION_EXAMPLES,
     QUESTIONS,
@@ -23,7 +24,7 @@ from bench.eval_tasks import (
 from bench.evidence import Line
 from bench.runners import opened_weights
 from engine.backends.choose import BackendSettings, open_backend
-from engine.backends.face import Backend, Tile, cut
+from engine.backends.face import Tile, cut
 from engine.constraint import Constraint, Constraints
 from engine.errors import EngineError
 from engine.facts import PAGE_SIZE
@@ -53,17 +54,19 @@ class Asked:
 
 
 class Mode:
-    """A model in one dtype. Raises BenchError where the engine does not have it."""
+    """A model in one dtype, or in one of FORMATS as a CPU can show it. Raises BenchError where it has none such."""
 
     def __init__(self, model: Path, dtype: str, *, threads: int, spoil: Spoil | None = None) -> None:
         self.dtype = dtype
-        facts, weights = opened_weights(model, dtype)
+        facts, weights = opened_format(model, dtype) if dtype in FORMATS else opened_weights(model, dtype)
         weights = spoil(weights) if spoil else weights
         settings = BackendSettings("cpu", _POOL_BLOCKS, threads, model.parent / "cache")
         try:
-            self._backend: Backend = open_backend(settings, facts, weights, lambda what, done: None)
+            backend = open_backend(settings, facts, weights, lambda what, done: None)
         except (EngineError, KeyError, ValueError) as error:
             raise BenchError(f"cpu cannot run {dtype}: {error}") from error
+        rounds = dtype in FORMATS and FORMATS[dtype].kv == "e4m3"
+        self._backend: Steps = E4m3Pages(backend) if rounds else backend
         self._tokenizer, self._chat = load_chat_format(model)
         self._constraints = Constraints(model, facts.vocab)
         self._context = facts.context

@@ -26,7 +26,7 @@ from engine.kernels.linear import linear, scratch_elements
 from engine.precision import QUANTISED, Precision
 from engine.weights import Weights
 
-_PROJECTIONS = {*QUANTISED_PARTS, "qkv", "gate_up"} - {"k", "v", "gate", "up"}  # as they are fused
+PROJECTIONS = {*QUANTISED_PARTS, "qkv", "gate_up"} - {"k", "v", "gate", "up"}  # as they are fused
 _TOGETHER = 1 << 24  # weights that are quantised at a time
 _LEAST = 2.0**-100  # for rows of zeros, so that no scale is zero
 
@@ -110,7 +110,7 @@ def load_layer(weights: Weights, facts: ModelFacts, layer: int, dtype: str, devi
         elif name == "kv_b":
             matrices |= _absorbed(tensor.to(device), facts)
         else:
-            matrices[name] = _MAKERS[dtype](tensor, device) if name in _PROJECTIONS else Plain(tensor.to(device))
+            matrices[name] = _MAKERS[dtype](tensor, device) if name in PROJECTIONS else Plain(tensor.to(device))
     return GpuLayer(vectors, matrices)
 
 
@@ -119,7 +119,7 @@ def device_bytes(weights: Weights, precision: Precision) -> int:
     sizes = {"w4a16": 0.5 + 2 / GROUP, "w8a16": 1.0, "w8a8": 1.0}
     total = 0
     for name, array in weights.arrays.items():
-        narrow = precision.dtype in QUANTISED and name.partition(".")[2] in _PROJECTIONS
+        narrow = precision.dtype in QUANTISED and name.partition(".")[2] in PROJECTIONS
         row_bytes = 4 if narrow and precision.dtype != "w4a16" else 0
         total += int(array.size * sizes[precision.dtype]) + len(array) * row_bytes if narrow else array.nbytes
     return total
