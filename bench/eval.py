@@ -24,8 +24,7 @@ import click
 from bench import evidence
 from bench.compiled import BenchError
 from bench.eval_figures import REFERENCE, figures, is_green, misses, wilson
-from bench.eval_formats import FORMATS
-from bench.eval_run import Mode, Spoil, coarsen, compare, disturb
+from bench.eval_run import FORMATS, Mode, Spoil, coarsen, compare, disturb
 from bench.eval_tasks import QUESTIONS, TOOL_TASKS
 from bench.evidence import Line
 from engine.catalogue import models

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bench.compiled import BenchError
 from bench.runners import opened_weights
-from engine.backends.checks import check_precision
+from engine.backends.checks import PROJECTIONS, check_precision
 from engine.backends.cpu import Cpu
 from engine.backends.face import Backend, Logits, Tile
-from engine.backends.gpu_weights import PROJECTIONS
 from engine.backends.torch_layers import as_tensor
 from engine.errors import BackendUnavailable
 from engine.facts import ModelFacts
@@ -27,15 +25,9 @@ from engine.kernels.int4 import pack_int4, unpack_int4
 from engine.precision import Precision
 from engine.weights import Weights
 
-FORMATS = {
-    str(precision): precision
-    for precision in (Precision("w4a16"), Precision("w8a16"), Precision("bf16", "e4m3"), Precision("w4a16", "e4m3"))
-}
 
-
-def opened_format(model: Path, name: str) -> tuple[ModelFacts, Weights]:
+def opened_format(model: Path, precision: Precision) -> tuple[ModelFacts, Weights]:
     """Facts, and bf16 weights that are worth what the packed ones are. Raises BenchError where the model has none."""
-    precision = FORMATS[name]
     facts, weights = opened_weights(model, precision.loaded)
     try:
         check_precision(facts, precision)
@@ -50,12 +42,6 @@ def opened_format(model: Path, name: str) -> tuple[ModelFacts, Weights]:
         for name, array in weights.arrays.items()
     }
     return facts, Weights(weights.dtype, arrays)
-
-
-class Steps(Protocol):
-    """What an eval needs of a backend."""
-
-    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]: ...
 
 
 class E4m3Pages:

@@ -10,7 +10,8 @@ from engine.facts import PAGE_SIZE, ModelFacts
 from engine.modelfile import parts
 from engine.precision import Precision
 
-QUANTISED_PARTS = ("q", "k", "v", "o", "gate", "up", "down", "q_a", "q_b", "kv_a")  # the projections of a layer
+_PARTS = ("q", "k", "v", "o", "gate", "up", "down", "q_a", "q_b", "kv_a")  # what is quantised of a layer
+PROJECTIONS = ("q", "qkv", "o", "gate_up", "down", "q_a", "q_b", "kv_a")  # the same, as `Weights` has it fused
 _GROUPS = {"w4a16": 128, "w8a16": 16, "w8a8": 16}  # of the kernels: rows of weights are whole numbers of them
 
 
@@ -44,7 +45,7 @@ def check_precision(facts: ModelFacts, precision: Precision) -> None:
         )
     group = _GROUPS.get(precision.dtype, 1)
     for name, shape in parts(facts).items():
-        if name.rpartition(".")[2] in QUANTISED_PARTS and "." in name and shape[1] % group:
+        if name.rpartition(".")[2] in _PARTS and "." in name and shape[1] % group:
             other = "w8a16 or bf16" if precision.dtype == "w4a16" and shape[1] % 16 == 0 else "bf16"
             raise BackendUnavailable(
                 f"{facts.name} has rows of {shape[1]} weights in {name}, and {precision.dtype} takes whole groups of"

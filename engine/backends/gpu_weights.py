@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.backends.checks import QUANTISED_PARTS
+from engine.backends.checks import PROJECTIONS
 from engine.backends.torch_layers import as_tensor
 from engine.facts import ModelFacts
 from engine.kernels.fp8 import LARGEST, quantise_fp8
@@ -26,7 +26,6 @@ from engine.kernels.linear import linear, scratch_elements
 from engine.precision import QUANTISED, Precision
 from engine.weights import Weights
 
-PROJECTIONS = {*QUANTISED_PARTS, "qkv", "gate_up"} - {"k", "v", "gate", "up"}  # as they are fused
 _TOGETHER = 1 << 24  # weights that are quantised at a time
 _LEAST = 2.0**-100  # for rows of zeros, so that no scale is zero
 

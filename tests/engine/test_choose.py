@@ -98,7 +98,11 @@ def test_a_precision_that_only_a_gpu_has_is_refused_elsewhere_by_its_setting(
 def test_auto_does_not_go_on_in_another_precision_where_the_gpu_cannot_be_used(
     tiny: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def too_old(*_: Any) -> Any:
+        raise BackendUnavailable("the GPU is too old")
+
     monkeypatch.setattr(choosing, "has_gpu", lambda: True)
+    monkeypatch.setattr(choosing, "_triton", too_old)
     settings = BackendSettings("auto", 4, 2, NATIVE.parent, Precision("bf16", "e4m3"))
-    with pytest.raises(BackendUnavailable, match="the triton backend needs a GPU"):
+    with pytest.raises(BackendUnavailable, match="the GPU is too old"):
         open_backend(settings, tiny.facts, tiny.weights("bf16", None), lambda what, done: None)
