@@ -6,6 +6,7 @@ Every mode makes the same tool calls, under the engine's own grammar and greedil
 right and wrong are checked mechanically. A mode is compared with fp32 by whether it chooses the same tools and
 arguments, by a sign test over everything that one gets right and the other does not, and, over a fixed text as
 context, by its most likely token and the KL divergence at every position. Equal tokens are not asked for.
+`--formats` names those that a GPU has and a CPU can show what they lose: see `bench.eval_formats`.
 `--sabotage` must turn it red: `disturbed` lets layers of the judged modes trade places, `coarse` rounds bf16 weights to
 four bits with no care, `altered` improves the evidence after the fact.
 """
@@ -23,7 +24,7 @@ import click
 from bench import evidence
 from bench.compiled import BenchError
 from bench.eval_figures import REFERENCE, figures, is_green, misses, wilson
-from bench.eval_run import Mode, Spoil, coarsen, compare, disturb
+from bench.eval_run import FORMATS, Mode, Spoil, coarsen, compare, disturb
 from bench.eval_tasks import QUESTIONS, TOOL_TASKS
 from bench.evidence import Line
 from engine.catalogue import models
@@ -64,18 +65,30 @@ def measure(
     return [{**line, "model": model_name(model)} for line in lines]
 
 
+def _formats(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    named = tuple(value.split(",")) if value else ()
+    unknown = [name for name in named if name not in FORMATS]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is none; there are {', '.join(FORMATS)}")
+    return named
+
+
 @click.command()
 @click.option("--model", "names", multiple=True, help="A catalogue model; all of them where none is named.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--evidence", "directory", type=click.Path(path_type=Path), default=Path("bench/out"), show_default=True)
 @click.option("--quick", is_flag=True, help="A few tasks and fp32 beside bf16 only.")
+@click.option("--formats", callback=_formats, help=f"Beside fp32 these instead of the CPU's: of {', '.join(FORMATS)}.")
 @click.option("--sabotage", type=click.Choice([*SPOILERS, "altered"]), help="Break a promise on purpose.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on the last line.")
 def main(
-    names: tuple[str, ...], threads: int, directory: Path, quick: bool, sabotage: str | None, as_json: bool
-) -> None:
+    names: tuple[str, ...], threads: int, directory: Path, quick: bool, formats: tuple[str, ...],
+    sabotage: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """Quantised modes beside fp32: tool calls, exact answers, every position of a text."""
     limits: dict[str, Any] = {"tasks": 6, "questions": 6, "positions": 48, "modes": MODES[:2]} if quick else {}
+    if formats:
+        limits["modes"] = (REFERENCE, *formats)
     if sabotage == "coarse":
         limits["modes"] = MODES[:2]
     lines: list[Line] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,10 +23,11 @@ from bench.eval_tasks import (
 from bench.evidence import Line
 from bench.runners import opened_weights
 from engine.backends.choose import BackendSettings, open_backend
-from engine.backends.face import Backend, Tile, cut
+from engine.backends.face import Backend, Logits, Tile, cut
 from engine.constraint import Constraint, Constraints
 from engine.errors import EngineError
-from engine.facts import PAGE_SIZE
+from engine.facts import PAGE_SIZE, ModelFacts
+from engine.precision import Precision
 from engine.request import Sampling
 from engine.sampler import sample
 from engine.tokens import load_chat_format
@@ -37,6 +38,8 @@ _PREFILL_TOGETHER = 8
 _ROWS_TOGETHER = 64
 _POOL_BLOCKS = 1024
 _GROUP = 32
+_FORMATS = (Precision("w4a16"), Precision("w8a16"), Precision("bf16", "e4m3"), Precision("w4a16", "e4m3"))
+FORMATS = {str(precision): precision for precision in _FORMATS}  # of a GPU; see `bench.eval_formats`
 Spoil = Callable[[Weights], Weights]
 LogProbabilities = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -52,18 +55,25 @@ class Asked:
     blocks: list[int] = field(default_factory=list)
 
 
+class Steps(Protocol):
+    """What an eval needs of a backend."""
+
+    def forward(self, tiles: Sequence[Tile]) -> list[Logits | None]: ...
+
+
 class Mode:
-    """A model in one dtype. Raises BenchError where the engine does not have it."""
+    """A model in one dtype, or in one of FORMATS as a CPU can show it. Raises BenchError where it has none such."""
 
     def __init__(self, model: Path, dtype: str, *, threads: int, spoil: Spoil | None = None) -> None:
         self.dtype = dtype
-        facts, weights = opened_weights(model, dtype)
+        facts, weights = _opened(model, dtype)
         weights = spoil(weights) if spoil else weights
         settings = BackendSettings("cpu", _POOL_BLOCKS, threads, model.parent / "cache")
         try:
-            self._backend: Backend = open_backend(settings, facts, weights, lambda what, done: None)
+            backend = open_backend(settings, facts, weights, lambda what, done: None)
         except (EngineError, KeyError, ValueError) as error:
             raise BenchError(f"cpu cannot run {dtype}: {error}") from error
+        self._backend: Steps = _rounding(backend) if dtype in FORMATS and FORMATS[dtype].kv == "e4m3" else backend
         self._tokenizer, self._chat = load_chat_format(model)
         self._constraints = Constraints(model, facts.vocab)
         self._context = facts.context
@@ -141,6 +151,22 @@ class Mode:
 
     def _goes_on(self, one: Asked) -> bool:
         return len(one.said) < one.limit and one.said[-1] not in self._tokenizer.eos_token_ids
+
+
+def _opened(model: Path, dtype: str) -> tuple[ModelFacts, Weights]:
+    if dtype not in FORMATS:
+        return opened_weights(model, dtype)
+    try:
+        from bench.eval_formats import opened_format
+    except ImportError as error:
+        raise BenchError(f"{dtype} is packed as for a GPU, and Triton is not installed: {error}") from error
+    return opened_format(model, FORMATS[dtype])
+
+
+def _rounding(backend: Backend) -> Steps:
+    from bench.eval_formats import E4m3Pages
+
+    return E4m3Pages(backend)
 
 
 def compare(mode: str, reference: LogProbabilities, found: LogProbabilities) -> Iterator[Line]:

@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         kv_tokens=options.kv_tokens,
         threads=options.threads,
         dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
         backend=options.backend,
         host_arena=options.host_arena,
         host_bytes=options.host_bytes,
@@ -112,6 +113,7 @@ def _tcp(address: str | None) -> tuple[str, int] | None:
 
 def _parser() -> argparse.ArgumentParser:
     from engine.backends.choose import BACKENDS
+    from engine.precision import DTYPES, KV_DTYPES
 
     parser = argparse.ArgumentParser(
         prog="python -m engine", description="Serve one model over the token-level protocol."
@@ -142,9 +144,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--dtype",
-        choices=("bf16", "fp32", "w4a8"),
+        choices=DTYPES,
         default="bf16",
-        help="w4a8: weights in the file's own 4 or 8 bits, int8 activations, KV in bf16; fastest and least exact",
+        help="w4a8, on cpu: weights in the file's own 4 or 8 bits, int8 activations, KV in bf16; fastest and least"
+        " exact. On a GPU: w4a16, weights in 4 bits; w8a16, in e4m3; w8a8, activations in e4m3 as well",
+    )
+    parser.add_argument(
+        "--kv-dtype", choices=KV_DTYPES, default="auto", help="e4m3, on a GPU: pages of half the size; auto: as dtype"
     )
     parser.add_argument(
         "--backend",

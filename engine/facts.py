@@ -11,9 +11,9 @@ from typing import Any
 
 from engine.errors import ModelFileError
 from engine.gguf import GgufFile
+from engine.precision import element_bytes
 
 PAGE_SIZE = 16
-ELEMENT_BYTES = {"bf16": 2, "fp32": 4, "w4a8": 2}  # of a number of the KV; w4a8 keeps it in bf16
 LATENT_NORM_EPS = 1e-6  # of MLA's latents, whatever a model's own is: so it is in DeepSeek's code and in transformers
 ARCHITECTURES = ("llama", "qwen2")
 _LIMITS = {"layers": 512, "heads": 1024, "kv_heads": 1024, "hidden": 1 << 20, "ffn": 1 << 22, "context": 1 << 24}
@@ -96,13 +96,16 @@ class ModelFacts:
         """How many tokens a query of this layer sees: positions p - window + 1 to p; 0: all up to p."""
         return self.windows[layer] if self.windows else 0
 
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        """2 x layers x kv heads x head size x bytes per element; with `mla` the latent row is key and value at once."""
-        rows = 1 if self.mla else 2 * self.kv_heads
-        return rows * self.layers * self.head_size * ELEMENT_BYTES[dtype]
+    def kv_bytes_per_token(self, precision: str) -> int:
+        """2 x layers x kv heads x head size x bytes per element; with `mla` the latent row is key and value at once.
 
-    def page_bytes(self, dtype: str) -> int:
-        return PAGE_SIZE * self.kv_bytes_per_token(dtype)
+        `precision` is the name of an `engine.precision.Precision`.
+        """
+        rows = 1 if self.mla else 2 * self.kv_heads
+        return rows * self.layers * self.head_size * element_bytes(precision)
+
+    def page_bytes(self, precision: str) -> int:
+        return PAGE_SIZE * self.kv_bytes_per_token(precision)
 
 
 @dataclass(frozen=True)

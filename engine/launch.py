@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.backends.choose import BackendSettings, open_backend, refuse_early
+from engine.backends.choose import BackendSettings, check_choice, open_backend, refuse_early
 from engine.collector import Collector
 from engine.constraint import Constraints
 from engine.core import EngineCore
 from engine.decisions import DecisionLog
 from engine.errors import RequestError
-from engine.facts import ELEMENT_BYTES, PAGE_SIZE, fingerprint
+from engine.facts import PAGE_SIZE, fingerprint
 from engine.intents import Intents
 from engine.keeper import Keeper
 from engine.keyring import SaltKeys
@@ -23,6 +23,7 @@ from engine.lanes import Lanes
 from engine.modelfile import model_name, open_model
 from engine.moves import Moves
 from engine.pages import PagePool
+from engine.precision import Precision, element_bytes
 from engine.request import Limits
 from engine.scheduler import Scheduler
 from engine.server import EngineServer
@@ -41,16 +42,17 @@ class EngineSettings:
 
     `shared` is a directory on a file system that machines share, or s3://bucket/prefix.
 
-    `backend` is auto, cpu or torch. `weights_cache` None: nothing is cached. `decision_log`: a file to which every
-    decision of the tier policy is appended, with all that it depended on. `compression` (off, zlib, zstd) and
-    `encrypted` are of pages below host memory. `admission`: measured, a tier is used where it is quicker than
-    computing; or always.
+    `backend` is auto, triton, cpu or torch; `dtype` and `kv_dtype` are of `engine.precision`. `weights_cache` None:
+    nothing is cached. `decision_log`: a file to which every decision of the tier policy is appended, with all that it
+    depended on. `compression` (off, zlib, zstd) and `encrypted` are of pages below host memory. `admission`: measured,
+    a tier is used where it is quicker than computing; or always.
     """
 
     model: Path
     kv_tokens: int = 16_384
     threads: int = 2
     dtype: str = "bf16"
+    kv_dtype: str = "auto"
     backend: str = "auto"
     host_arena: Path | None = None
     host_bytes: int = 0
@@ -93,25 +95,27 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
         raise RequestError("pool_too_small", f"a pool of {settings.kv_tokens} tokens is too small; 64 is the least")
     if settings.threads < 1:
         raise RequestError("bad_request", f"--threads is {settings.threads}; 1 is the least")
+    precision, blocks = Precision(settings.dtype, settings.kv_dtype), settings.kv_tokens // PAGE_SIZE
+    wanted = BackendSettings(settings.backend, blocks, settings.threads, settings.weights_cache, precision)
     with open_model(settings.model) as model:
         facts = model.facts()
+        check_choice(wanted, facts, precision)
         refuse_early(settings.backend, facts)
         tokenizer = model.tokenizer()
         progress("checking", 0.0)
         digest = model.digest()
         weights = load_weights(
-            model, digest, facts, settings.dtype, settings.weights_cache, lambda done: progress("weights", done)
+            model, digest, facts, precision.loaded, settings.weights_cache, lambda done: progress("weights", done)
         )
-    blocks = settings.kv_tokens // PAGE_SIZE
-    wanted = BackendSettings(settings.backend, blocks, settings.threads, settings.weights_cache)
     backend = open_backend(wanted, facts, weights, progress)
     mark = fingerprint(digest, facts, backend.identity)
     keys = SaltKeys() if settings.encrypted else None
-    stack = _open_tiers(settings, mark, facts.page_bytes(settings.dtype), keys)
+    page_bytes = facts.page_bytes(str(precision))
+    stack = _open_tiers(settings, mark, page_bytes, keys)
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     lanes = Lanes(inbox.put)
     pool = PagePool(blocks)
-    store = KvStore(backend, pool, stack, lanes, mark, facts.page_bytes(settings.dtype), keys)
+    store = KvStore(backend, pool, stack, lanes, mark, page_bytes, keys)
     limits = Limits(facts.context, facts.vocab, blocks * PAGE_SIZE)
     core = EngineCore(backend, store, Scheduler(pool), limits, tokenizer.eos_token_ids, inbox)
     card = ModelCard(
@@ -119,10 +123,10 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
         fingerprint=mark.hex(),
         backend=backend.identity.backend,
         mode=backend.identity.mode,
-        dtype=settings.dtype,
+        dtype=str(precision),
         context_length=facts.context,
         vocab_size=facts.vocab,
-        kv_bytes_per_token=facts.kv_bytes_per_token(settings.dtype),
+        kv_bytes_per_token=facts.kv_bytes_per_token(str(precision)),
         page_size=PAGE_SIZE,
         tokenizer_digest=tokenizer.digest,
         boot_id=secrets.token_hex(8),
@@ -160,7 +164,7 @@ def _open_tiers(settings: EngineSettings, mark: bytes, page_bytes: int, keys: Sa
             shared=shared,
             codec=CodecConfig(
                 compression=Compression[settings.compression.upper()],
-                element_bytes=ELEMENT_BYTES[settings.dtype],
+                element_bytes=element_bytes(str(Precision(settings.dtype, settings.kv_dtype))),
                 keys=keys,
             ),
         )

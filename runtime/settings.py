@@ -75,6 +75,7 @@ class Settings:
     engine_threads: int | None = None
     engine_dtype: str = "bf16"
     engine_backend: str = "auto"
+    kv_dtype: str = "auto"
     kv_tokens: int = 16384
     nvme_kv_bytes: int = 4 * GIB
     kv_decisions: str | None = None
@@ -355,8 +356,9 @@ KEYS: Final[Mapping[str, Key]] = {
         "engine_address", _matching(rf"/\S+|{_HOST_PORT}", "the path of a unix socket, or host:port")
     ),
     "TENUTO_ENGINE_THREADS": Key("engine_threads", _number(int, 1, 1024, "a number of threads from 1 to 1024")),
-    "TENUTO_ENGINE_DTYPE": Key("engine_dtype", _one_of("bf16", "fp32", "w4a8")),
+    "TENUTO_ENGINE_DTYPE": Key("engine_dtype", _one_of("bf16", "fp32", "w4a8", "w4a16", "w8a16", "w8a8")),
     "TENUTO_ENGINE_BACKEND": Key("engine_backend", _one_of("auto", "triton", "cpu", "torch")),
+    "TENUTO_KV_DTYPE": Key("kv_dtype", _one_of("auto", "e4m3")),
     "TENUTO_KV_TOKENS": Key("kv_tokens", _number(int, 64, 2**31, "a number of tokens, at least 64")),
     "TENUTO_HOST_KV_BYTES": Key("host_kv_bytes", parse_size),
     "TENUTO_NVME_KV_BYTES": Key("nvme_kv_bytes", parse_size),

@@ -183,6 +183,7 @@ def _engine_argv(settings: Settings, seat: Seat, model: Path) -> list[str]:
         "--nvme-bytes": seat.settings.nvme_kv_bytes,
         "--threads": seat.threads,
         "--dtype": settings.engine_dtype,
+        "--kv-dtype": settings.kv_dtype,
         "--backend": settings.engine_backend,
         "--kv-compression": settings.kv_compression,
         "--kv-encryption": settings.kv_encryption,

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.backends.checks import check_precision
 from engine.backends.face import Backend
 from engine.errors import BackendUnavailable
 from engine.facts import ModelFacts
+from engine.precision import Precision
 from engine.weights import Weights
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, either under Windows
@@ -20,12 +22,14 @@ BACKENDS = ("auto", "triton", "cpu", "torch")
 
 @dataclass(frozen=True)
 class BackendSettings:
-    """`name` is one of BACKENDS. `cache_dir` holds what is built; None: built for this process alone."""
+    """`name` is one of BACKENDS. `cache_dir` holds what is built; None: built for this process alone. `precision` None:
+    that of the weights."""
 
     name: str
     pool_blocks: int
     threads: int
     cache_dir: Path | None
+    precision: Precision | None = None
 
 
 def open_backend(
@@ -37,9 +41,9 @@ def open_backend(
     Raises BackendUnavailable where one was asked for by name and cannot be had, or is needed for the weights' dtype or
     for the model; RequestError where the device's memory is too small.
     """
-    if settings.name not in BACKENDS:
-        raise BackendUnavailable(f"there is no backend {settings.name!r}; there are {', '.join(BACKENDS)}")
-    if settings.name == "triton":
+    precision = settings.precision or Precision(weights.dtype)
+    check_choice(settings, facts, precision)
+    if settings.name == "triton" or precision.settings:
         return _triton(settings, facts, weights, progress)
     if settings.name == "auto" and has_gpu():
         try:
@@ -80,6 +84,22 @@ def _triton_imported() -> None:
         raise BackendUnavailable(f"Triton is not installed ({error}): pip install 'tenuto-server[gpu]'") from error
 
 
+def check_choice(settings: BackendSettings, facts: ModelFacts, precision: Precision) -> None:
+    """Raises BackendUnavailable where the backend's name is none, or where a precision that only a GPU has is asked of
+    another backend, of a machine without one, or for a model that does not have it. Nothing is loaded for this."""
+    if settings.name not in BACKENDS:
+        raise BackendUnavailable(f"there is no backend {settings.name!r}; there are {', '.join(BACKENDS)}")
+    if not precision.settings:
+        return
+    if settings.name not in ("auto", "triton"):
+        raise BackendUnavailable(f"{precision.settings} needs the triton backend, and {settings.name} was asked for")
+    if settings.name == "auto" and not has_gpu():
+        raise BackendUnavailable(
+            f"{precision.settings} needs a GPU, and PyTorch sees none: set --dtype bf16 and --kv-dtype auto"
+        )
+    check_precision(facts, precision)
+
+
 def has_gpu() -> bool:
     """Whether PyTorch sees a GPU; says nothing of whether it can be used. It is not imported where none can be."""
     if not any(map(os.path.exists, _GPU_DEVICES)):
@@ -96,7 +116,7 @@ def _triton(
     from engine.backends.triton import Triton
 
     progress("loading onto the GPU", 0.0)
-    return Triton(facts, weights, pool_blocks=settings.pool_blocks)
+    return Triton(facts, weights, pool_blocks=settings.pool_blocks, precision=settings.precision)
 
 
 def _cpu(

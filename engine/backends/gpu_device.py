@@ -8,7 +8,7 @@ from engine.backends.memory import pool_memory
 from engine.errors import BackendUnavailable, RequestError
 from engine.facts import ModelFacts
 from engine.kernels.target import INTERPRETED
-from engine.weights import Weights
+from engine.precision import Precision
 
 LEAST_CAPABILITY = (8, 0)
 _WORKSPACE_BYTES = 1 << 30  # graphs, partial results, cuBLAS-free: what a step needs beside weights and pages
@@ -47,14 +47,17 @@ def too_old(name: str, capability: tuple[int, int]) -> str | None:
     return f"{name} has compute capability {capability[0]}.{capability[1]}; {least} (A100 and later) is needed for bf16"
 
 
-def check_memory(device: torch.device, facts: ModelFacts, weights: Weights, pool_blocks: int) -> None:
+def check_memory(
+    device: torch.device, facts: ModelFacts, pool_blocks: int, weights_bytes: int, precision: Precision
+) -> None:
     """Raises RequestError (bad_request) where pool, weights and workspace are more than the device has free."""
-    pool = pool_blocks * facts.page_bytes(weights.dtype)
+    page = facts.page_bytes(str(precision))
+    pool = pool_blocks * page
     if device.type != "cuda":
         pool_memory(pool).close()
         return
     free, _ = torch.cuda.mem_get_info(device)
-    must_fit(free, pool, sum(array.nbytes for array in weights.arrays.values()), facts.page_bytes(weights.dtype))
+    must_fit(free, pool, weights_bytes, page)
 
 
 def must_fit(free: int, pool: int, weights: int, page: int) -> None:

@@ -11,6 +11,7 @@ rows that carry nothing set to zero; after it their blocks may be written again,
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,8 @@ _CHUNK_PAGES = 16  # landings are pinned this many at a time: pinning is slow
 
 
 class GpuPages:
-    """See `MovesPages`. `layers` is the pool as steps see it: [blocks, layer, 2, Hkv, 16, d] or [blocks, layer, 16, d].
+    """See `MovesPages`. `layers` is the pool as steps see it: [blocks, layer, 2, Hkv, 16, d] or [blocks, layer, 16, d],
+    in the model's type or in e4m3.
 
     Everything but landings' memory and `LayerArrival.land` is used by the thread that steps the backend.
     """
@@ -41,8 +43,9 @@ class GpuPages:
         self._streams, self._device, self._layer_count = streams, device, facts.layers
         inner = (PAGE_SIZE, facts.head_size)
         shape = (facts.layers, *inner) if facts.mla else (facts.layers, 2, facts.kv_heads, *inner)
-        self.layers = torch.zeros(blocks, *shape, dtype=dtype, device=device)
-        self._words = self.layers.view(blocks, -1).view(torch.int64)  # [blocks, 8-byte words]
+        words = math.prod(shape) * dtype.itemsize // 8
+        self._words = torch.zeros(blocks, words, dtype=torch.int64, device=device)  # [blocks, 8-byte words]
+        self.layers = self._words.view(dtype).view(blocks, *shape)
         self.page_bytes = self._words.shape[1] * 8
         self._shape = PageShape(facts.head_size * dtype.itemsize // 8, PAGE_SIZE)
         self._landings = _Landings(self._words.shape[1], device)

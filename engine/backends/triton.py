@@ -27,11 +27,13 @@ from engine.backends.gpu_model import DTYPES, GpuModel, check_model
 from engine.backends.gpu_pages import GpuPages, LayerArrival
 from engine.backends.gpu_step import StepBuffer, StepTensors, lay_out
 from engine.backends.gpu_streams import Streams
+from engine.backends.gpu_weights import device_bytes
 from engine.backends.graphs import CudaGraphs, Recordings
 from engine.backends.moves import Arrival, Copied, Moved
 from engine.errors import BackendUnavailable
 from engine.facts import PAGE_SIZE, BackendIdentity, ModelFacts
 from engine.kernels.target import INTERPRETED, arch
+from engine.precision import QUANTISED, Precision
 from engine.weights import Weights
 
 
@@ -40,25 +42,29 @@ class Triton:
 
     overlaps = True
 
-    def __init__(self, facts: ModelFacts, weights: Weights, *, pool_blocks: int) -> None:
+    def __init__(
+        self, facts: ModelFacts, weights: Weights, *, pool_blocks: int, precision: Precision | None = None
+    ) -> None:
         if weights.dtype not in DTYPES:
             raise BackendUnavailable(
-                f"the triton backend runs {' and '.join(DTYPES)}; {weights.dtype} needs the cpu backend"
+                f"the triton backend runs {', '.join((*DTYPES, *QUANTISED))}; {weights.dtype} needs the cpu backend"
             )
-        check_model(facts)
+        precision = precision or Precision(weights.dtype)
+        assert precision.loaded == weights.dtype
         device = open_device()
-        check_memory(device, facts, weights, pool_blocks)
+        check_model(facts, precision)
+        check_memory(device, facts, pool_blocks, device_bytes(weights, precision), precision)
         torch.set_grad_enabled(False)
         if INTERPRETED:
             from engine.kernels import interpreter  # it needs ml-dtypes, which a GPU does not
 
             interpreter.apply()
         self._facts, self._pool_blocks, self._device = facts, pool_blocks, device
-        self._identity = identity(weights.dtype, facts)
+        self._identity = identity(precision, facts)
         self._streams = Streams(device)
         with self._streams.on(self._streams.compute):
-            self._model = GpuModel(facts, weights, device)
-            self._pages = GpuPages(facts, self._model.dtype, pool_blocks, device, self._streams)
+            self._model = GpuModel(facts, weights, precision, device)
+            self._pages = GpuPages(facts, self._model.kv_dtype, pool_blocks, device, self._streams)
         self._host = torch.empty(0, facts.vocab)
         most = min(pool_blocks, -(-facts.context // PAGE_SIZE))
         recorder = CudaGraphs(self._streams.compute) if self._streams.cuda else Recordings()
@@ -155,12 +161,12 @@ class Triton:
         return list(rows.numpy())
 
 
-def identity(dtype: str, facts: ModelFacts) -> BackendIdentity:
+def identity(precision: Precision, facts: ModelFacts) -> BackendIdentity:
     """What this backend would be called here."""
     return BackendIdentity(
         backend="triton",
         mode="exact",
-        dtype=dtype,
+        dtype=str(precision),
         page_layout="layer.16.latent" if facts.mla else "layer.kv.head.16.d",
         instruction_set=arch(),
         threads=0,

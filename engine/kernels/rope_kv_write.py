@@ -5,7 +5,8 @@
     position int32 [T]
     slot    int32 [T]                   block * page + row of the page; -1: a padding row, of which nothing is written
     q       [T, Hq, D]                  out
-    k, v    [blocks, Hkv, page, D]      out: one layer of a pool, as in `paged_decode`; e4m3 is divided by its scale
+    k, v    [blocks, Hkv, page, D]      out: one layer of a pool, as in `paged_decode`; e4m3 is divided by its scale,
+                                        and what is out of its range becomes the largest that is not
     q_norm, k_norm  fp32 [D] or None    RMS norm of each head before it is turned
 
 Su et al., "RoFormer", 2021.
@@ -40,6 +41,13 @@ CONFIGS: dict[tuple[str, object], RopeConfig] = {
 
 
 @triton.jit
+def _stored(values, KIND: tl.constexpr):
+    if tl.float8e4nv == KIND:
+        values = tl.minimum(tl.maximum(values, -448.0), 448.0)
+    return values.to(KIND)
+
+
+@triton.jit
 def _kernel(
     qkv_ptr, cos_ptr, sin_ptr, position_ptr, slot_ptr, q_norm_ptr, k_norm_ptr, q_ptr, k_ptr, v_ptr,
     tokens, qkv_t, q_t, kv_block, kv_head, kv_row, inverse_k, inverse_v, eps,
@@ -61,8 +69,8 @@ def _kernel(
     written = slot >= 0
     if head >= HEADS + KV_HEADS:
         v_at = v_ptr + page_at + (head - HEADS - KV_HEADS) * kv_head
-        tl.store(v_at + i, (a * inverse_v).to(v_ptr.dtype.element_ty), mask=written)
-        tl.store(v_at + HALF + i, (b * inverse_v).to(v_ptr.dtype.element_ty), mask=written)
+        tl.store(v_at + i, _stored(a * inverse_v, v_ptr.dtype.element_ty), mask=written)
+        tl.store(v_at + HALF + i, _stored(b * inverse_v, v_ptr.dtype.element_ty), mask=written)
     else:
         if NORM:
             scale = 1.0 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)
@@ -80,8 +88,8 @@ def _kernel(
             tl.store(q_at + HALF + i, second.to(q_ptr.dtype.element_ty), mask=live)
         else:
             k_at = k_ptr + page_at + (head - HEADS) * kv_head
-            tl.store(k_at + i, (first * inverse_k).to(k_ptr.dtype.element_ty), mask=written)
-            tl.store(k_at + HALF + i, (second * inverse_k).to(k_ptr.dtype.element_ty), mask=written)
+            tl.store(k_at + i, _stored(first * inverse_k, k_ptr.dtype.element_ty), mask=written)
+            tl.store(k_at + HALF + i, _stored(second * inverse_k, k_ptr.dtype.element_ty), mask=written)
 
 
 def rope_kv_write(

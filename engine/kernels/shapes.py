@@ -12,7 +12,7 @@ from engine.kernels.target import arch, device
 
 MIN_ROWS = 16  # what the matrix instructions of all targets take at least
 PAGES = (16, 32, 64)
-_WITHOUT_E4M3 = ("sm_80", "sm_86", "sm_87")  # no conversion in hardware, and none by the compiler
+WITHOUT_E4M3 = ("sm_80", "sm_86", "sm_87")  # no conversion in hardware, and none by the compiler
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def check_paged(q: Tensor, kv: Paged) -> int:
         raise UnsupportedShape("heads must be contiguous, and K and V must have the same strides")
     if kv.k.dtype != q.dtype and kv.k.dtype != torch.float8_e4m3fn:
         raise UnsupportedShape(f"KV in {kv.k.dtype} for queries in {q.dtype}; the same type or e4m3 is supported")
-    if kv.k.dtype == torch.float8_e4m3fn and arch() in _WITHOUT_E4M3:
+    if kv.k.dtype == torch.float8_e4m3fn and arch() in WITHOUT_E4M3:
         raise UnsupportedShape(f"KV in e4m3 needs sm_89 or newer, this is {arch()}: keep KV in the model's own type")
     return int(heads // kv_heads)
 

@@ -17,6 +17,7 @@ import pytest
 from engine.errors import BackendUnavailable
 from engine.facts import ModelFacts
 from engine.modelfile import open_model
+from engine.precision import Precision
 from tests.engine.fakes import Harness
 from tests.engine.tiny import write_tiny
 
@@ -61,14 +62,15 @@ class Loaded:
     def backend(
         self, name: str, dtype: str, pool_blocks: int, cache: Path | None = None, isa: str | None = None
     ) -> Any:
-        """`isa` is for cpu: the instruction set instead of the best one."""
-        weights = self.weights(dtype, cache)
+        """`dtype`: the name of a precision. `isa` is for cpu: the instruction set instead of the best one."""
+        precision = Precision(*dtype.split("+")[:1], kv="e4m3" if "+e4m3kv" in dtype else "auto")
+        weights = self.weights(precision.loaded, cache)
         if name == "cpu":
             return cpu_backend(self.facts, weights, pool_blocks, isa)
         if name == "triton":
             from engine.backends.triton import Triton
 
-            return Triton(self.facts, weights, pool_blocks=pool_blocks)
+            return Triton(self.facts, weights, pool_blocks=pool_blocks, precision=precision)
         from engine.backends.torch_exact import TorchExact
 
         return TorchExact(self.facts, weights, pool_blocks=pool_blocks, threads=2)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from engine.backends import choose as choosing
 from engine.backends.choose import BackendSettings, open_backend
 from engine.errors import BackendUnavailable
 from engine.native import Library
+from engine.precision import Precision
 from tests.engine.conftest import NATIVE, Loaded
 
 
@@ -63,3 +65,44 @@ def test_auto_takes_torch_on_a_processor_without_vectors_for_it(tiny: Loaded, mo
 def test_an_unknown_backend_is_refused_by_name(tiny: Loaded) -> None:
     with pytest.raises(BackendUnavailable, match="there are auto, triton, cpu, torch"):
         choose(tiny, "tpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "said"),
+    [
+        (
+            "cpu",
+            Precision("w4a16"),
+            r"--dtype w4a16 \(TENUTO_ENGINE_DTYPE\) needs the triton backend, and cpu was",
+        ),
+        (
+            "torch",
+            Precision("fp32", "e4m3"),
+            r"--kv-dtype e4m3 \(TENUTO_KV_DTYPE\) needs the triton backend, and tor",
+        ),
+        (
+            "auto",
+            Precision("w8a8", "e4m3"),
+            r"w8a8 .* and --kv-dtype e4m3 .* needs a GPU, and PyTorch sees none: set",
+        ),
+    ],
+)
+def test_a_precision_that_only_a_gpu_has_is_refused_elsewhere_by_its_setting(
+    tiny: Loaded, name: str, precision: Precision, said: str
+) -> None:
+    settings = BackendSettings(name, 4, 2, None, precision)
+    with pytest.raises(BackendUnavailable, match=said):
+        open_backend(settings, tiny.facts, tiny.weights(precision.loaded, None), lambda what, done: None)
+
+
+def test_auto_does_not_go_on_in_another_precision_where_the_gpu_cannot_be_used(
+    tiny: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_old(*_: Any) -> Any:
+        raise BackendUnavailable("the GPU is too old")
+
+    monkeypatch.setattr(choosing, "has_gpu", lambda: True)
+    monkeypatch.setattr(choosing, "_triton", too_old)
+    settings = BackendSettings("auto", 4, 2, NATIVE.parent, Precision("bf16", "e4m3"))
+    with pytest.raises(BackendUnavailable, match="the GPU is too old"):
+        open_backend(settings, tiny.facts, tiny.weights("bf16", None), lambda what, done: None)

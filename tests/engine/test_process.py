@@ -276,6 +276,7 @@ async def test_a_model_that_is_none_ends_with_a_sentence(tmp_path: Path) -> None
         ([], "name an address"),
         (["--socket", "{root}/s", "--threads", "0"], "--threads is 0"),
         (["--socket", "{root}/s", "--kv-tokens", "100000000000000"], "lower --kv-tokens"),
+        (["--socket", "{root}/s", "--dtype", "w8a16"], "needs a GPU, and PyTorch sees none: set --dtype bf16"),
     ],
 )
 async def test_a_setting_that_cannot_be_had_ends_with_a_sentence(tmp_path: Path, options: list[str], told: str) -> None:
