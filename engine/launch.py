@@ -100,7 +100,7 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     with open_model(settings.model) as model:
         facts = model.facts()
         check_choice(wanted, facts, precision)
-        refuse_early(settings.backend, facts)
+        refuse_early(settings.backend, facts, precision)
         tokenizer = model.tokenizer()
         progress("checking", 0.0)
         digest = model.digest()

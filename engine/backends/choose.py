@@ -64,7 +64,7 @@ def open_backend(
     return TorchExact(facts, weights, pool_blocks=settings.pool_blocks, threads=settings.threads)
 
 
-def refuse_early(name: str, facts: ModelFacts) -> None:
+def refuse_early(name: str, facts: ModelFacts, precision: Precision) -> None:
     """Raises BackendUnavailable for what can be known before weights are read: no GPU where one was asked for by name,
     or a model that its kernels do not run."""
     if name != "triton":
@@ -73,8 +73,8 @@ def refuse_early(name: str, facts: ModelFacts) -> None:
     from engine.backends.gpu_device import open_device
     from engine.backends.gpu_model import check_model
 
-    check_model(facts)
     open_device()
+    check_model(facts, precision)
 
 
 def _triton_imported() -> None:
