@@ -16,6 +16,7 @@ from engine.backends.gpu_model import GpuModel
 from engine.backends.gpu_step import StepBuffer, StepShape, lay_out
 from engine.facts import PAGE_SIZE, Mla, ModelFacts
 from engine.kernels.sample import Sample
+from engine.precision import Precision
 from engine.weights import Array, Weights
 
 STEPS = "(steps)"
@@ -38,7 +39,7 @@ def steps() -> list[Sample]:
 
 def _steps(name: str, facts: ModelFacts) -> list[Sample]:
     cpu = torch.device("cpu")
-    model = GpuModel(facts, Weights("bf16", _zeros(facts)), cpu)
+    model = GpuModel(facts, Weights("bf16", _zeros(facts)), Precision(), cpu)
     inner = (1, PAGE_SIZE, facts.head_size) if facts.mla else (1, 2, facts.kv_heads, PAGE_SIZE, facts.head_size)
     pool = torch.zeros(_PAGES, *inner, dtype=torch.bfloat16)
     lone = StepBuffer(StepShape(_BATCH, _BATCH, _BATCH, _PAGES, 0, _BATCH), cpu)
