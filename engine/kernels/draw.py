@@ -122,7 +122,7 @@ def _top_p(
     at_edge = _weight(_logit(edge.to(tl.int32)), peak, temperature)
     whole = tl.where(edge == _EVERY, above, above + at_edge * equal.to(tl.float64))
     wanted = top_p * whole
-    if above >= wanted:
+    if (above >= wanted) & (above > 0.0):  # top_p of nothing keeps one token, which may be at the edge
         edge = _edge(logits_at, allowed_at, vocab, edge + 1, over, wanted, peak, temperature, True, HAS_ALLOWED, BLOCK)
         above = _tally(logits_at, allowed_at, vocab, edge + 1, peak, temperature, True, HAS_ALLOWED, BLOCK)
         at_edge = _weight(_logit(edge.to(tl.int32)), peak, temperature)

@@ -114,3 +114,11 @@ def test_the_gate_is_green_and_every_sabotage_turns_it_red():
         assert status == 1
         assert figure["unexplained"] > 0
         assert sentence in said
+
+
+def test_products_are_compiled_as_a_gpu_launches_them():
+    """Narrow ones in ranges of K, whose sums a second kernel adds up; wide ones whole."""
+    call = [sys.executable, "-m", "bench.kernel_compile", "sm_90", "--kernel", "linear"]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert {line["sample"]: len(line["compiled"]) for line in lines} == {"one": 2, "many": 1, "wide": 1, "heads": 2}

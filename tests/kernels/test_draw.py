@@ -18,7 +18,10 @@ SAMPLINGS = [
     Sampling(temperature=1.0, top_k=1, seed=6),
     Sampling(temperature=3.0, top_k=10_000, top_p=0.999, seed=7),
     Sampling(temperature=0.01, top_p=0.0, seed=8),
+    Sampling(temperature=1.0, top_k=1, top_p=0.0, seed=9),
+    Sampling(temperature=1.0, top_k=2, top_p=0.0, seed=10),
 ]
+ROWS = len(SAMPLINGS)
 
 
 def rules_of(samplings: list[Sampling], positions: list[int]) -> Rules:
@@ -46,14 +49,14 @@ def logits_of(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("step", [0.0, 0.5], ids=["all-different", "many-equal"])
 def test_the_token_is_that_of_the_cpu(step):
-    logits = logits_of(8, 1500)
+    logits = logits_of(ROWS, 1500)
     logits = (logits / step).round() * step if step else logits
     logits[:, 5], logits[:, 6], logits[:, 7], logits[:, 8] = torch.inf, -torch.inf, torch.nan, -0.0
-    samplings, positions = SAMPLINGS, [row * 31 for row in range(8)]
-    allowed = torch.rand(8, 1500, generator=torch.Generator().manual_seed(1)) < 0.7
+    samplings, positions = SAMPLINGS, [row * 31 for row in range(ROWS)]
+    allowed = torch.rand(ROWS, 1500, generator=torch.Generator().manual_seed(1)) < 0.7
     out, probs = run(logits, rules_of(samplings, positions), allowed)
     wanted = [
-        sampler.sample(logits[row].numpy(), samplings[row], positions[row], allowed[row].numpy()) for row in range(8)
+        sampler.sample(logits[row].numpy(), samplings[row], positions[row], allowed[row].numpy()) for row in range(ROWS)
     ]
     assert out.tolist() == wanted
     tokens, meant = meaning(logits, rules_of(samplings, positions), allowed=allowed)
@@ -78,8 +81,8 @@ def test_a_row_without_a_possible_token_says_so():
 
 
 def test_a_row_draws_the_same_in_any_batch():
-    logits = logits_of(8, 300)
-    positions = list(range(8))
+    logits = logits_of(ROWS, 300)
+    positions = list(range(ROWS))
     many, many_probs = run(logits, rules_of(SAMPLINGS, positions))
     one, one_probs = run(logits[3:4], rules_of(SAMPLINGS[3:4], positions[3:4]))
     assert one.tolist() == many[3:4].tolist()
