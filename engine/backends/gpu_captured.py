@@ -70,8 +70,9 @@ class CapturedSteps:
             room = min(room * _GROWTH, self._most_pages)
         step = self._steps.get((batch, room))
         if step is None:
-            step = self._steps[batch, room] = CapturedStep(batch, room, self._device)
+            step = CapturedStep(batch, room, self._device)
             step.record(self._recorder, self._run, self._fetch)
+            self._steps[batch, room] = step
             self.captures += 1
         return step
 

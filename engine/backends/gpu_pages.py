@@ -56,14 +56,13 @@ class GpuPages:
     # -- single pages ---------------------------------------------------------------------------------------------
 
     def zero(self, block: int) -> None:
-        self._landings.free(block, DONE)
+        self._landings.free(block, self._arrived)  # an arrival that failed may have begun to copy from there
         with self._on_compute():
             self._words[block].zero_()
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
-        index = torch.tensor([[source], [target], [rows]], dtype=torch.int32)
         with self._on_compute():
-            there = index.to(self._device)
+            there = self._on_device([source], [target], [rows])
             copy_pages(self._words, self._words, there[0], there[1], there[2], shape=self._shape)
 
     def snapshot(self, block: int, rows: int) -> bytes:
@@ -81,9 +80,8 @@ class GpuPages:
 
     def _collect(self, pages: Sequence[tuple[int, int]]) -> list[memoryview]:
         streams = self._streams
-        index = torch.tensor(list(zip(*pages, strict=True)), dtype=torch.int32)  # [2, N]
         with self._on_compute():
-            there = index.to(self._device)
+            there = self._on_device(*zip(*pages, strict=True))
             collected = torch.empty(len(pages), self._words.shape[1], dtype=torch.int64, device=self._device)
             copy_pages(self._words, collected, there[0], None, there[1], shape=self._shape)
             collected_all = streams.moment(streams.compute)
@@ -97,6 +95,13 @@ class GpuPages:
         array = host.view(torch.uint8).numpy()
         weakref.finalize(array, free.append, host)  # free again when nobody holds a page of it
         return [memoryview(array[i]) for i in range(len(pages))]
+
+    def _on_device(self, *rows: Sequence[int]) -> Tensor:
+        """int32 [rows, N]. From pinned memory: from any other the copy would wait for the stream, and so for pages that
+        come in."""
+        index = torch.empty(len(rows), len(rows[0]), dtype=torch.int32, pin_memory=self._streams.cuda)
+        index.numpy()[:] = rows
+        return index.to(self._device, non_blocking=True)
 
     def _fresh(self, pages: int) -> Tensor:
         return _pinned(pages, self._words.shape[1], self._device)

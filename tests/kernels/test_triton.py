@@ -120,6 +120,16 @@ def test_a_bucket_is_captured_once_and_again_only_for_contexts_that_outgrow_it(s
     assert fresh._captured.captures == 2
 
 
+def test_a_capture_that_failed_is_tried_again(small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = small.backend("triton", "fp32", 8)
+    fresh.forward([Tile((0,), 0, (1, 2))])
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh._model, "run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fresh.forward([decode(0, 2)])
+    assert fresh.forward([decode(0, 2)])[0] is not None
+
+
 def test_a_replay_runs_what_was_recorded_on_the_memory_that_it_was_recorded_with() -> None:
     x, w = torch.ones(2, 3), torch.full((3,), 2.0)
     graph = Recordings().record(lambda: ((x * w).view(6) + 1).sum(0, keepdim=True))
