@@ -38,6 +38,9 @@ from engine.rope import attention_scale, rope_table
 from engine.weights import Weights
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # in which weights come and products are taken
+# Partial results of latent attention that are held at once, fp32: a chunk of a prompt behind a long context has
+# gigabytes of them, and a step is to find room in its workspace.
+_MOST_PARTIALS = 64 << 20
 BeforeLayer = Callable[[int], None]
 
 
@@ -136,11 +139,15 @@ class GpuModel:
         )  # fmt: skip
         plain = query[..., : mla.nope_size].to(self.dtype).transpose(0, 1)  # [H, T, nope]
         self._product(plain, layer.matrices["k_up"], out=absorbed[..., : mla.kv_rank].transpose(0, 1))
-        config = mla_config(facts.heads)
-        part, lse = self._partials(rows, facts.heads, step.tables.shape[1], config.split_tokens, mla.kv_rank)
-        mla_decode(absorbed, pages, step.tables, step.sequence, step.context, part, lse, scale=self._scale)
         mixed = torch.empty(rows, facts.heads, mla.kv_rank, dtype=self.dtype, device=x.device)
-        merge(part, lse, step.context, mixed, split=config.split_tokens)
+        split, table = mla_config(facts.heads).split_tokens, step.tables
+        a_row = facts.heads * -(-table.shape[1] * PAGE_SIZE // split) * (mla.kv_rank + 1)
+        most = max(1, _MOST_PARTIALS // a_row)
+        for some in (slice(at, min(at + most, rows)) for at in range(0, rows, most)):
+            part, lse = self._partials(some.stop - some.start, facts.heads, table.shape[1], split, mla.kv_rank)
+            sequence, context = step.sequence[some], step.context[some]
+            mla_decode(absorbed[some], pages, table, sequence, context, part, lse, scale=self._scale)
+            merge(part, lse, context, mixed[some], split=split)
         values = torch.empty(rows, facts.heads, mla.value_size, dtype=self.dtype, device=x.device)
         self._product(mixed.transpose(0, 1), layer.matrices["v_up"], out=values.transpose(0, 1))
         return values.view(rows, -1)

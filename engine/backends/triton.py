@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from engine import kernels
-from engine.backends import gpu_model
+from engine.backends import gpu_model, gpu_weights
 from engine.backends.checks import check_tiles
 from engine.backends.face import CapturedStep, Logits, Tile, Wish
 from engine.backends.gpu_captured import CapturedSteps, is_decode
@@ -178,6 +178,7 @@ def identity(precision: Precision, facts: ModelFacts) -> BackendIdentity:
 def sources() -> str:
     """A digest of what computes: tiles and the order of sums are part of the bits."""
     digest = hashlib.sha256()
-    for path in [*sorted(Path(kernels.__file__).parent.glob("*.py")), Path(gpu_model.__file__)]:
+    own = [Path(gpu_model.__file__), Path(gpu_weights.__file__)]
+    for path in [*sorted(Path(kernels.__file__).parent.glob("*.py")), *own]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -109,6 +109,10 @@ class Account:
                 kept.append(other)
         return kept
 
+    def wait(self, line: str) -> None:
+        """The host waits for a stream."""
+        learn(self.clocks["host"], self.clocks[line])
+
     def fresh(self, tensor: Tensor, *, of_host: bool = False) -> None:
         """Memory that nobody has touched; an allocator gives it out again for its own stream when it is free."""
         with self._lock:
@@ -182,7 +186,7 @@ class Stream:
         learn(self.account.clocks[self.name], event.clock)
 
     def synchronize(self) -> None:
-        learn(self.account.clocks["host"], self.account.clocks[self.name])
+        self.account.wait(self.name)
 
 
 class Event:

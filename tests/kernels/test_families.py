@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.backends import gpu_model
 from engine.backends.face import cut
 from tests.engine.conftest import load
 from tests.engine.test_huggingface import FP32_BOUND, PROMPT, theirs
@@ -38,6 +39,14 @@ def test_logits_are_those_of_transformers(directories: dict[str, Path], family: 
     wanted = theirs(directories[family], torch.float32)[[end - 1 for end in ENDS]]
     assert np.abs(wanted).max() > 3
     assert np.abs(logits(directories[family], "fp32") - wanted).max() < FP32_BOUND
+
+
+def test_latent_attention_a_few_rows_at_a_time_gives_the_bits_of_all_at_once(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = logits(directories["deepseek_v3"], "bf16")
+    monkeypatch.setattr(gpu_model, "_MOST_PARTIALS", 3 * 4 * 33)  # three rows of four heads
+    assert np.array_equal(logits(directories["deepseek_v3"], "bf16"), whole)
 
 
 @pytest.mark.soak

@@ -27,10 +27,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from engine import core, transfers
 from engine.backends import gpu_pages, gpu_step, triton
+from engine.backends.face import Wish
 from engine.backends.gpu_pages import LayerArrival
 from engine.backends.gpu_step import StepTensors
 from engine.backends.gpu_streams import Moment, Streams
 from engine.facts import PAGE_SIZE
+from engine.sampler import sample
 from kvtier import TierStack
 from tests.engine import test_schedules
 from tests.engine.conftest import Loaded, load
@@ -54,7 +56,7 @@ class RowModel:
     chunk_tokens = PAGE_SIZE
 
     def __init__(self, account: Account, vocab: int) -> None:
-        self.dtype, self._account, self._vocab = torch.bfloat16, account, vocab
+        self.kv_dtype, self._account, self._vocab = torch.bfloat16, account, vocab
 
     def run(self, step: StepTensors, pool: Tensor, before_layer: Callable[[int], None] | None = None) -> Tensor:
         """As `GpuModel.run`. Reads of tables count as the kernels' own."""
@@ -99,6 +101,20 @@ def answer(tokens: Sequence[int], vocab: int) -> Any:
     return np.random.default_rng(list(digest)).standard_normal(vocab).astype(np.float32)
 
 
+class Drawn:
+    """Tokens on the device. Who wants them on the host waits for the stream."""
+
+    def __init__(self, account: Account, logits: Tensor, wishes: Sequence[Wish]) -> None:
+        self._account = account
+        account.tensor(logits, writes=False)
+        rows = zip(logits.numpy(), wishes, strict=True)
+        self._tokens = [sample(row, wish.sampling, wish.position, wish.allowed) for row, wish in rows]
+
+    def tolist(self) -> list[int]:
+        self._account.wait("compute")
+        return self._tokens
+
+
 class Rerun:
     """In place of CUDA graphs: what was recorded is done again, into the same result."""
 
@@ -132,6 +148,7 @@ def accounted(account: Account, patch: pytest.MonkeyPatch, tiny: Loaded, *, hurr
     patch.setattr(triton, "Streams", lambda _: accounted_streams(account, patch, hurries=hurries))
     patch.setattr(triton, "GpuModel", lambda *_: RowModel(account, tiny.facts.vocab))
     patch.setattr(triton, "CudaGraphs", Rerun)
+    patch.setattr(triton, "draw_tokens", lambda logits, wishes: Drawn(account, logits, wishes))
     patch.setattr(gpu_pages, "copy_pages", lambda s, t, f, to, rows, *, shape: copied(account, s, t, f, to, rows))
     pinned, known = gpu_pages._pinned, weakref.WeakSet[Any]()
     send, land, fetch = gpu_step.StepBuffer.send, LayerArrival.land, triton.Triton._fetch
@@ -175,7 +192,7 @@ def accounted(account: Account, patch: pytest.MonkeyPatch, tiny: Loaded, *, hurr
 def watch_tiers(account: Account, patch: pytest.MonkeyPatch) -> None:
     """What readers and writers of tiers do to host memory. Whole pages are written before they are scattered; those
     that come layer by layer, before they land."""
-    read, put, sample = transfers._read, TierStack.put, core.sample
+    read, put = transfers._read, TierStack.put
 
     def reading(stack: Any, rooms: Any, staged: Any) -> Any:
         for key, room in rooms:
