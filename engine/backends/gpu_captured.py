@@ -67,7 +67,7 @@ class CapturedSteps:
         batch = next(bucket for bucket in BUCKETS if bucket >= rows)
         room = min(_FIRST_PAGES, self._most_pages)
         while room < pages:
-            room = min(room * _GROWTH, self._most_pages)
+            room = min(room * _GROWTH, max(self._most_pages, pages))
         step = self._steps.get((batch, room))
         if step is None:
             step = CapturedStep(batch, room, self._device)

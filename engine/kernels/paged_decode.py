@@ -167,6 +167,9 @@ def samples(size: Size) -> list[Sample]:
         "verify-window": (kv_heads, 4, d, 16, 3, 24, torch.bfloat16),
         "e4m3": (kv_heads, 4, d, 16, 1, 0, torch.float8_e4m3fn),
     }
+    if not tiny:
+        shapes["heads-of-256"] = (kv_heads, 4, 256, 16, 1, 0, torch.bfloat16)
+        shapes["group-24"] = (kv_heads, 24, 128, 16, 1, 0, torch.bfloat16)
     return [_sample(name, size, pages, *shape) for name, shape in shapes.items()]
 
 

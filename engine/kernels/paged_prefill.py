@@ -38,8 +38,8 @@ class PrefillConfig(Config):
 CONFIGS: dict[tuple[str, object], PrefillConfig] = {
     ("interpreter", "*"): PrefillConfig(rows=64),
     ("gfx942", "*"): PrefillConfig(num_stages=1),
-    ("*", 256): PrefillConfig(num_stages=1),
-    ("*", "*"): PrefillConfig(num_stages=2),
+    ("*", 256): PrefillConfig(num_stages=1, num_warps=8),
+    ("*", "*"): PrefillConfig(num_stages=2, num_warps=8),
 }
 
 
@@ -143,13 +143,16 @@ def meaning(
 def samples(size: Size) -> list[Sample]:
     """Chunks at the start and in the middle of a context, a single token among them; a window; e4m3 KV."""
     shapes = {"gqa": (4, 0, torch.bfloat16), "window": (4, 24, torch.bfloat16), "e4m3": (4, 0, torch.float8_e4m3fn)}
+    d = 32 if size == "tiny" else 128
+    made = [_sample(name, size, *shape, d) for name, shape in shapes.items()]
     if size == "real":
-        shapes["group-7"] = (7, 0, torch.bfloat16)
-    return [_sample(name, size, *shape) for name, shape in shapes.items()]
+        others = {"group-7": (7, 64), "group-24": (24, 128), "heads-of-256": (4, 256)}
+        made += [_sample(name, size, group, 0, torch.bfloat16, d) for name, (group, d) in others.items()]
+    return made
 
 
-def _sample(name: str, size: Size, group: int, window: int, dtype: torch.dtype) -> Sample:
-    heads, d = (1, 32) if size == "tiny" else (8, 128)
+def _sample(name: str, size: Size, group: int, window: int, dtype: torch.dtype, d: int) -> Sample:
+    heads = 1 if size == "tiny" else 8
     chunks = [(0, 19), (37, 9), (50, 1)] if size == "tiny" else [(0, 200), (300, 77), (511, 1)]
     kv, table, length = poisoned([start + count for start, count in chunks], heads, d, 16, dtype)
     q = torch.randn(sum(count for _, count in chunks), heads * group, d).to(torch.bfloat16).to(length.device)

@@ -26,9 +26,18 @@ def attend(q, k, v, seen, scale_log2, top, total, mixed):
     safe = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(scores - safe[:, None])
     kept = tl.exp2(top - safe)
-    total = total * kept + tl.sum(weights, 1)
-    mixed = mixed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    taken = weights.to(v.dtype)  # what is summed is what the values are weighted by
+    total = total * kept + _row_sums(taken)
+    mixed = mixed * kept[:, None] + tl.dot(taken, v, input_precision="ieee")
     return new_top, total, mixed
+
+
+@triton.jit
+def _row_sums(x):
+    """Of x [M, N], fp32 [M]. A product sums along N in one order; a reduction's order follows from how the tile lies in
+    the warps, which is another one for a tile with more rows."""
+    first = (tl.arange(0, 16)[None, :] == 0) & (tl.arange(0, x.shape[1])[:, None] >= 0)  # [N, 16]
+    return tl.sum(tl.dot(x, first.to(x.dtype), input_precision="ieee"), 1)  # of one number and zeros
 
 
 @triton.jit
