@@ -2,11 +2,12 @@
 
     python -m bench.gpu --evidence DIR
 
-How fast the device copies; every kernel's samples beside their float64 meanings; kernels that only move bytes, at sizes
-where that shows, as a fraction of that copy; decode steps launched kernel by kernel and replayed as a graph, with the
-host's microseconds; a whole model's logits beside the CPU backend's; pages that come back from pinned memory and from
-NVMe beside computing them again, from 2,048 to 32,768 tokens; a session whose engine is killed. What does not fit into
-the budget is left out and said. Bars are in `bench.gpu_figures`.
+How fast the device copies; every kernel's samples beside their float64 meanings; whether a token's bits depend on its
+own context alone; kernels that only move bytes, at sizes where that shows, as a fraction of that copy; decode steps
+launched kernel by kernel and replayed as a graph, with the host's microseconds; a whole model's logits beside the CPU
+backend's; pages that come back from pinned memory and from NVMe beside computing them again, from 2,048 to 32,768
+tokens; a session whose engine is killed. What does not fit into the budget is left out and said. Bars are in
+`bench.gpu_figures`.
 
 `--dry` runs all of it with no GPU: small, in Triton's interpreter, and with the compile gate's counts in its last line.
 `--sabotage wrong-kernel` spoils a number in what each kernel writes, `alter` the evidence: both must turn the run red.
@@ -34,9 +35,17 @@ from engine.errors import BackendUnavailable
 
 BUDGET_S = 450.0
 _MODULES = {"decode": "steps", "logits": "steps"}  # bench.gpu_NAME of a part whose module has another name
-PARTS = ("kernels", "bandwidth", "decode", "logits", "session", "restore")
+PARTS = ("kernels", "bits", "bandwidth", "decode", "logits", "session", "restore")
 # Seconds that a part wants before it is begun, on a GPU.
-_WANTED_S = {"kernels": 30.0, "bandwidth": 30.0, "decode": 60.0, "logits": 30.0, "session": 60.0, "restore": 60.0}
+_WANTED_S = {
+    "kernels": 30.0,
+    "bits": 20.0,
+    "bandwidth": 30.0,
+    "decode": 60.0,
+    "logits": 30.0,
+    "session": 60.0,
+    "restore": 60.0,
+}
 
 
 def measure(course: Course, parts: Sequence[str]) -> list[Line]:

@@ -12,7 +12,7 @@ LARGEST_DEVIATION = 0.25  # of logits from the CPU backend's, in their standard 
 # On a GPU: the least fraction of a copy's bandwidth, by what a case's name begins with.
 BARS = {"paged_decode bf16 16 ": 0.8, "paged_decode bf16 64 ": 0.8, "copy_pages gather": 0.9}
 LEAST_HOST_RATIO = 3.0  # of the host's time for a step launched kernel by kernel over a replayed one
-PARTS = ("copy", "check", "moved", "step", "logits", "session", "restore")  # kinds that every run leaves
+PARTS = ("copy", "check", "bits", "moved", "step", "logits", "session", "restore")  # kinds that every run leaves
 
 
 def figures(lines: Sequence[Line], sealed: bool = True) -> dict[str, Any]:
@@ -25,6 +25,7 @@ def figures(lines: Sequence[Line], sealed: bool = True) -> dict[str, Any]:
         "link_gb_s": {x["way"]: _gb_s(x["bytes"], x["seconds"]) for x in only(lines, "link")},
         "checks": len(checks),
         "wrong": sum(not _right(line) for line in checks),
+        "bits": {x["what"]: bool(x["logits"] and x["pages"]) for x in only(lines, "bits")},
         "of_copy": of_copy(lines),
         "steps_ms": _steps(lines, "seconds", 1e3),
         "host_us": _steps(lines, "host_seconds", 1e6),
@@ -51,6 +52,9 @@ def _misses(lines: Sequence[Line], figure: dict[str, Any]) -> list[str]:
         f"{line['kernel']} ({line['sample']}): an error of {line['worst']:.2e}, {line['bound']:.0e} is allowed"
         for line in only(lines, "check")
         if not _right(line)
+    ]
+    missed += [
+        f"a token {what} has other bits than in its whole prompt" for what, same in figure["bits"].items() if not same
     ]
     missed += [] if figure["dry"] else _slow(figure)
     missed += [f"{line['what']} failed: {line['error']}" for line in only(lines, "failed")]
@@ -171,6 +175,7 @@ def report(lines: Sequence[Line]) -> list[str]:
     figure = figures(lines)
     text = [f"{figure['checks']} samples of kernels checked, {figure['wrong']} wrong"]
     text += [] if figure["dry"] else _speeds(figure)
+    text.append(f"bits of a whole prompt again: {figure['bits']}")
     text.append(f"logits beside the CPU: {figure['logits']}")
     for length, one in figure["restore_s"].items():
         ways = ", ".join(f"{way} {value} s" for way, value in one.items() if way != "equal")

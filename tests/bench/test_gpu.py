@@ -20,6 +20,7 @@ GREEN = [
     {"kind": "link", "way": "in", "bytes": 10**9, "seconds": [0.02]},
     {"kind": "check", "kernel": "merge", "sample": "splits", "worst": 1e-3, "bound": 1e-2},
     {"kind": "speed", "kernel": "merge", "sample": "splits", "bytes": 10**9, "seconds": [1e-3]},
+    {"kind": "bits", "what": "decoded", "logits": True, "pages": True},
     {"kind": "moved", "kernel": "copy_pages", "case": "gather", "bytes": 10**9, "seconds": [52e-5]},
     {"kind": "moved", "kernel": "paged_decode", "case": "bf16 16 x 8192", "bytes": 10**9, "seconds": [6e-4]},
     {"kind": "step", "way": "eager", "batch": 8, "context": 64, "seconds": [2e-3], "host_seconds": [1e-3]},
@@ -65,6 +66,7 @@ def test_the_figures_of_a_good_run():
         (changed("restore", equal=False), "2048 tokens give other logits"),
         (changed("session", killed=[[1], [3]]), "did not go on as one that was not"),
         (changed("session", sources={**SOURCES, "host": 0}), "did not go on as one that was not"),
+        (changed("bits", pages=False), "a token decoded has other bits"),
         (changed("moved", seconds=[57e-5]), "copy_pages gather moves bytes at 0.877"),
         (changed("moved", seconds=[64e-5]), "paged_decode bf16 16 x 8192 moves bytes at 0.781"),
         (changed("step", host_seconds=[5e-5]), "a replayed step of 8 takes 50.0 us of the host, an eager one 50.0"),
@@ -106,13 +108,13 @@ def dry(*arguments):
 
 
 def test_a_dry_run_ends_with_the_gates_counts_and_its_evidence_gives_the_same_figures(tmp_path):
-    parts = [part for name in ("kernels", "logits", "restore") for part in ("--part", name)]
+    parts = [part for name in ("kernels", "bits", "restore") for part in ("--part", name)]
     status, figure, said = dry("--evidence", str(tmp_path), *parts)
     assert (status, figure) == (0, {"kernels": 1, "compiled": {"sm_90": 1}, "unexplained": 0}), said
     figures = gpu_figures.figures(*evidence.read(tmp_path / "gpu.jsonl"))
     assert figures["sealed"]
     assert figures["checks"] == 2
-    assert figures["logits"]["agrees"]
+    assert figures["bits"] == {"chunks": True, "decoded": True, "beside others": True}
     assert all(one["equal"] for one in figures["restore_s"].values())
 
 
