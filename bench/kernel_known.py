@@ -34,7 +34,7 @@ class Known:
     target: str
     kind: Kind
     reason: str
-    triton: tuple[str, ...] = ("3.6", "3.9")
+    triton: tuple[str, ...] = ("3.6", "3.7", "3.8", "3.9")
 
     def covers(self, finding: Finding) -> bool:
         return (
