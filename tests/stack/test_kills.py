@@ -53,6 +53,7 @@ async def test_a_tool_runs_once_whatever_died(stack, client, calm, part):
     assert_exact(played, calm)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", [21])
 async def test_random_kills_of_node_and_engine_change_no_token(stack, client, seed):
     undisturbed = await play(stack, client, spec(seed))
