@@ -81,7 +81,9 @@ def _triton_imported() -> None:
     try:
         import triton  # noqa: F401 (whether it can be)
     except ImportError as error:
-        raise BackendUnavailable(f"Triton is not installed ({error}): it comes with a CUDA build of PyTorch, or with the extra gpu") from error
+        raise BackendUnavailable(
+            f"Triton is not installed ({error}): it comes with a CUDA build of PyTorch, or with the extra gpu"
+        ) from error
 
 
 def check_choice(settings: BackendSettings, facts: ModelFacts, precision: Precision) -> None:
