@@ -98,7 +98,7 @@ class Shepherd:
         nothing: int | None = None
         for _ in range(100):
             if ready.poll(20):
-                said = self.line.recv(PID.size)
+                said = heard(self.line)
                 if len(said) == PID.size:
                     return int(PID.unpack(said)[0])
                 if said != STARTS:
@@ -107,6 +107,14 @@ class Shepherd:
             else:
                 send_signal(self.pid, signal.SIGCONT)
         return nothing
+
+
+def heard(line: socket.socket) -> bytes:
+    """The next word of a shepherd; nothing where it is gone, which is a reset if it had not read all of ours."""
+    try:
+        return line.recv(PID.size)
+    except ConnectionResetError:
+        return b""
 
 
 def launch(call: Call, request: Json, cwd: str, shepherd: Shepherd, config: Json) -> None:
