@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 
 from engine.facts import ModelFacts
+from engine.tokens.vocabulary import byte_of
 from engine.weights import Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -85,7 +86,8 @@ def write_model(path: Path, shape: Shape, seed: int = 0) -> Path:
         writer.add_uint32(f"llama.{name}", value)
     writer.add_float32("llama.rope.freq_base", 10_000.0)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    tokens = [*_SPECIAL, *_bytes(), "he"]
+    alphabet = byte_of()
+    tokens = [*_SPECIAL, *sorted(alphabet, key=alphabet.__getitem__), "he"]
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "smollm")
     writer.add_array("tokenizer.ggml.tokens", tokens)
@@ -126,10 +128,3 @@ def _tensors(shape: Shape, vocab: int, rng: np.random.Generator) -> Iterator[tup
             ("ffn_down", hidden, shape.ffn),
         ):
             yield f"{at}{name}.weight", matrix(rows, columns)
-
-
-def _bytes() -> list[str]:
-    """GPT-2's printable stand-ins for the 256 bytes, in byte order."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    shifted = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(shifted)) for byte in range(256)]

@@ -18,7 +18,6 @@ from bench.gpu_random import LARGE, SMALL, TINY, facts_of, weights_of, write_mod
 from bench.runners import opened_weights
 from engine.backends.choose import BackendSettings, open_backend
 from engine.backends.face import Backend, Tile, cut
-from engine.backends.gpu_step import StepBuffer, lay_out
 from engine.backends.triton import Triton
 from engine.facts import PAGE_SIZE
 from runtime.settings import Settings
@@ -63,7 +62,7 @@ class _Step:
         if self.way == "graph":
             self.backend.forward(self.tiles)
         else:
-            self.backend._eager(self.tiles, None)
+            self.backend._fetch(self.backend._eager(self.tiles, None))
 
     def launched(self) -> float:
         """Seconds until all of it is launched, the device idle before."""
@@ -71,17 +70,10 @@ class _Step:
         if self.way == "graph":
             self.backend._captured.for_rows(len(self.tiles), len(self.tiles[0].blocks)).launch(self.tiles)
         else:
-            self._launch_eager()
+            self.backend._eager(self.tiles, None)
         took = time.perf_counter() - began
         self.backend._streams.finish(self.backend._streams.compute)
         return took
-
-    def _launch_eager(self) -> None:
-        layout = lay_out(self.tiles, self.backend._model.chunk_tokens)
-        buffer = StepBuffer(layout.shape, self.backend._device)
-        buffer.fill(layout, self.tiles)
-        buffer.send()
-        self.backend._run(buffer.on_device)
 
 
 def logits(course: Course) -> None:

@@ -20,13 +20,14 @@ from engine.integrity import check
 from engine.live import Live, Sink, done_frame, error_frame, tiles_of
 from engine.metrics import Metrics
 from engine.observer import Computed, Observer
-from engine.request import GenerateSpec, Limits, Phase, admit_spec
+from engine.request import GenerateSpec, Limits, Phase, Sampling, admit_spec
 from engine.restores import Restores
-from engine.sampler import NOTHING_POSSIBLE, Allowed, sample
+from engine.sampler import NOTHING_POSSIBLE, sample
 from engine.scheduler import Plan, Scheduler
 from engine.store import KvStore, salt_id
 
-Choice = Callable[[Allowed | None], int]  # the token, given what a grammar allows; raises EngineFault
+Choice = Callable[[], int]  # the token; raises EngineFault
+_ANY = Wish(Sampling(), 0)  # of a row that is not drawn from
 
 
 class EngineCore:
@@ -206,9 +207,9 @@ class EngineCore:
         for work in plan.work:
             self.store.grow(work.request, work.start + work.count)
             tiles += tiles_of(work)
+        wishes = [_wish(self._live[work.request.spec.request_id]) for work in plan.work if work.samples]
         started_s = self._clock()
-        sampled = [self._live[work.request.spec.request_id] for work in plan.work if work.samples]
-        choices = iter(self._advance(tiles, sampled))
+        choices = iter(self._advance(tiles, wishes))
         step_s = self._clock() - started_s
         self._measure(plan, step_s)
         for work in plan.work:
@@ -230,28 +231,25 @@ class EngineCore:
         if plan.prefill:
             self.metrics.prefill_tokens.observe(plan.prefill)
 
-    def _advance(self, tiles: list[Tile], sampled: list[Live]) -> list[Choice]:
-        """Run a step. How each of the sampled comes to its token."""
+    def _advance(self, tiles: list[Tile], wishes: list[Wish | None]) -> list[Choice | None]:
+        """Run a step. How each wish comes to its token."""
         if isinstance(self._backend, DrawsTokens):
-            drawn = self._backend.draw(tiles, [_wish(live) for live in sampled])
-            return [partial(_drawn, token) for token in drawn]
+            drawn = self._backend.draw(tiles, [wish or _ANY for wish in wishes])
+            return [partial(_drawn, token) if wish else None for wish, token in zip(wishes, drawn, strict=True)]
         rows = [row for row in self._backend.forward(tiles) if row is not None]
-        return [_from_logits(live, row) for live, row in zip(sampled, rows, strict=True)]
+        return [_choice(wish, row) for wish, row in zip(wishes, rows, strict=True)]
 
     def _sample(self, live: Live, logits: Logits) -> None:
-        self._take(live, _from_logits(live, logits))
+        self._take(live, _choice(_wish(live), logits))
 
-    def _take(self, live: Live, choose: Choice) -> None:
-        """The next token, and what follows from it."""
+    def _take(self, live: Live, choose: Choice | None) -> None:
+        """The next token, and what follows from it; None: its grammar is at its end."""
         request = live.request
-        allowed = None
-        if live.constraint is not None:
-            allowed = live.constraint.allowed()
-            if allowed is None:
-                self._end(live, "grammar")
-                return
+        if choose is None:
+            self._end(live, "grammar")
+            return
         try:
-            token = choose(allowed)
+            token = choose()
         except EngineFault as fault:
             self._fail(live, str(fault))
             return
@@ -312,17 +310,20 @@ class EngineCore:
         self._live.clear()
 
 
-def _from_logits(live: Live, logits: Logits) -> Choice:
-    return partial(sample, logits, live.request.spec.sampling, len(live.request.tokens))
+def _wish(live: Live) -> Wish | None:
+    """What is to be drawn next; None where the grammar is at its end."""
+    allowed = live.constraint.allowed() if live.constraint is not None else None
+    if live.constraint is not None and allowed is None:
+        return None
+    return Wish(live.request.spec.sampling, len(live.request.tokens), allowed)
 
 
-def _drawn(token: int, allowed: Allowed | None) -> int:
-    """What a device has drawn already, under the same mask."""
+def _choice(wish: Wish | None, logits: Logits) -> Choice | None:
+    return partial(sample, logits, wish.sampling, wish.position, wish.allowed) if wish else None
+
+
+def _drawn(token: int) -> int:
+    """What a device has drawn already."""
     if token < 0:
         raise EngineFault(NOTHING_POSSIBLE)
     return token
-
-
-def _wish(live: Live) -> Wish:
-    allowed = live.constraint.allowed() if live.constraint is not None else None
-    return Wish(live.request.spec.sampling, len(live.request.tokens), allowed)

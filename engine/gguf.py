@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelFileError
+from engine.mapped import map_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,13 +61,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:
-            raise ModelFileError(f"{path} is empty; a GGUF file was expected") from error
-        except OSError as error:
-            raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from error
+        self._map = map_file(path, "GGUF")
         self._pos = 0
         try:
             self.metadata, self.tensors = self._read_header()

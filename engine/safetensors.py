@@ -6,7 +6,6 @@ Format: header length (8 bytes, little-endian), a JSON header, then the tensors,
 from __future__ import annotations
 
 import json
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ModelFileError
+from engine.mapped import map_file
 
 _MAX_HEADER = 64 * 1024 * 1024
 _MAX_TENSORS = 65_536
@@ -40,13 +40,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:
-            raise ModelFileError(f"{path} is empty; a safetensors file was expected") from error
-        except OSError as error:
-            raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from error
+        self._map = map_file(path, "safetensors")
         try:
             self.tensors = self._read_table()
         except ModelFileError:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.backends.face import Logits, Tile
+from engine.backends.groups import lone_tokens
 from engine.native import Decoder, StepArrays
 
 BUCKETS = (1, 2, 4, 8, 16, 32)  # rows; larger decode steps run as any other
@@ -71,5 +72,5 @@ class CapturedSteps:
 
 
 def is_decode(tiles: Sequence[Tile]) -> bool:
-    """Whether a step is one that is captured: a lone token of each of a few sequences, logits of all wanted."""
-    return len(tiles) <= BUCKETS[-1] and all(tile.wants_logits and len(tile.tokens) == 1 for tile in tiles)
+    """Whether a step is one that is captured."""
+    return lone_tokens(tiles, BUCKETS[-1])

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.backends.face import Logits, Tile
 from engine.backends.gpu_step import StepBuffer, StepShape, StepTensors
 from engine.backends.graphs import CudaGraphs, Recordings
+from engine.backends.groups import lone_tokens
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # rows; larger decode steps run as any other
 _FIRST_PAGES = 64
@@ -38,15 +39,15 @@ class CapturedStep:
         self._fetch = fetch
 
     def launch(self, tiles: Sequence[Tile]) -> Tensor:
-        """Logits on the device, [batch, vocab]; rows beyond the tiles mean nothing."""
+        """Logits on the device, [tiles, vocab]."""
         self._buffer.fill_decodes(tiles)
         self._buffer.send()
         self._graph.replay()
-        return self._graph.result
+        return self._graph.result[: len(tiles)]
 
     def replay(self, tiles: Sequence[Tile]) -> list[Logits]:
         assert self._fetch is not None
-        return self._fetch(self.launch(tiles)[: len(tiles)])
+        return self._fetch(self.launch(tiles))
 
 
 class CapturedSteps:
@@ -83,5 +84,5 @@ class CapturedSteps:
 
 
 def is_decode(tiles: Sequence[Tile]) -> bool:
-    """Whether a step is one that is captured: a lone token of each of a few sequences, logits of all wanted."""
-    return len(tiles) <= BUCKETS[-1] and all(tile.wants_logits and len(tile.tokens) == 1 for tile in tiles)
+    """Whether a step is one that is captured."""
+    return lone_tokens(tiles, BUCKETS[-1])

@@ -1,4 +1,4 @@
-"""Which tiles of a step are of one sequence. No torch."""
+"""Which tiles of a step belong together. No torch."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def by_sequence(tiles: Sequence[Tile]) -> list[list[int]]:
         else:
             groups.append([at])
     return groups
+
+
+def lone_tokens(tiles: Sequence[Tile], most: int) -> bool:
+    """Whether a step is a lone token of each of at most so many sequences, logits of all wanted: it is captured."""
+    return len(tiles) <= most and all(tile.wants_logits and len(tile.tokens) == 1 for tile in tiles)

@@ -108,39 +108,34 @@ class Triton:
     def forward(self, tiles: Sequence[Tile], arrival: Arrival | None = None) -> list[Logits | None]:
         check_tiles(tiles, self._facts, self._pool_blocks)
         with torch.inference_mode(), self._streams.on(self._streams.compute):
-            self._pages.before_step()
-            if is_decode(tiles) and arrival is None:
-                pages = max(len(tile.blocks) for tile in tiles)
-                return [*self._captured.for_rows(len(tiles), pages).replay(tiles)]
-            return self._eager(tiles, arrival if isinstance(arrival, LayerArrival) else None)
+            rows = iter(self._fetch(self._step(tiles, arrival)))
+            return [next(rows) if tile.wants_logits else None for tile in tiles]
 
     def draw(self, tiles: Sequence[Tile], wishes: Sequence[Wish]) -> list[int]:
         """See `engine.backends.face.DrawsTokens`."""
         check_tiles(tiles, self._facts, self._pool_blocks)
         with torch.inference_mode(), self._streams.on(self._streams.compute):
-            self._pages.before_step()
-            if is_decode(tiles):
-                pages = max(len(tile.blocks) for tile in tiles)
-                logits = self._captured.for_rows(len(tiles), pages).launch(tiles)[: len(tiles)]
-            else:
-                logits = self._launch(tiles, None)
-            tokens: list[int] = draw_tokens(logits, wishes).tolist() if wishes else []
-            if not wishes:
-                self._streams.finish(
-                    self._streams.compute
-                )  # a step is over when it returns, as the clock of steps needs
-            return tokens
+            logits = self._step(tiles, None)
+            if wishes:
+                tokens: list[int] = draw_tokens(logits, wishes).tolist()
+                return tokens
+            self._streams.finish(self._streams.compute)  # a step is over when it returns: it is clocked
+            return []
 
     def capture(self, batch: int) -> CapturedStep:
         with torch.inference_mode(), self._streams.on(self._streams.compute):
             return self._captured.for_rows(batch, 1)
 
-    def _eager(self, tiles: Sequence[Tile], arrival: LayerArrival | None) -> list[Logits | None]:
-        rows = iter(self._fetch(self._launch(tiles, arrival)))
-        return [next(rows) if tile.wants_logits else None for tile in tiles]
+    def _step(self, tiles: Sequence[Tile], arrival: Arrival | None) -> Tensor:
+        """Launch a step. Logits on the device, of the tiles that want them."""
+        self._pages.before_step()
+        if is_decode(tiles) and arrival is None:
+            pages = max(len(tile.blocks) for tile in tiles)
+            return self._captured.for_rows(len(tiles), pages).launch(tiles)
+        return self._eager(tiles, arrival if isinstance(arrival, LayerArrival) else None)
 
-    def _launch(self, tiles: Sequence[Tile], arrival: LayerArrival | None) -> Tensor:
-        """Logits on the device, of the tiles that want them."""
+    def _eager(self, tiles: Sequence[Tile], arrival: LayerArrival | None) -> Tensor:
+        """As `_step`, kernel by kernel."""
         layout = lay_out(tiles, self._model.chunk_tokens)
         buffer = StepBuffer(layout.shape, self._device)
         buffer.fill(layout, tiles)

@@ -26,9 +26,8 @@ import triton.language as tl
 
 from engine.errors import UnsupportedShape
 from engine.kernels.sample import Sample, Size
+from engine.kernels.softmax import LOG2_E
 from engine.kernels.target import Config, device, pick
-
-LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ def mla_decode(
     assert q.stride(2) == latent.stride(2) == part.stride(3) == lse.stride(2) == block_table.stride(1) == 1
     grid = (rows, triton.cdiv(heads, taken.block_heads), splits)
     _kernel[grid](
-        q, latent, block_table, row_table, row_len, part, lse, scale * LOG2E, heads,
+        q, latent, block_table, row_table, row_len, part, lse, scale * LOG2_E, heads,
         *q.stride()[:2], *latent.stride()[:2], block_table.stride(0), *part.stride()[:3], *lse.stride()[:2],
         BLOCK_H=taken.block_heads, DC=dc, DR=dr, PAGE=page, BLOCK_N=taken.block_tokens, SPLIT=taken.split_tokens,
         num_warps=taken.num_warps, num_stages=taken.num_stages, enable_fp_fusion=True,
@@ -163,13 +162,13 @@ def meaning(
         seen = latent[blocks].double().flatten(0, 1)[:length]  # [length, DC + DR]
         score = q[row].double() @ seen.T * scale
         out[row] = score.softmax(-1) @ seen[:, :dc]
-        lse[row] = score.logsumexp(-1) * LOG2E
+        lse[row] = score.logsumexp(-1) * LOG2_E
     return out, lse
 
 
 def merged(part: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The splits of a launch as one attention and one log2 of a sum, in float64."""
-    total = (lse.double() / LOG2E).logsumexp(-1) * LOG2E
+    total = (lse.double() / LOG2_E).logsumexp(-1) * LOG2_E
     weight = (lse.double() - total[..., None]).exp2().nan_to_num(0.0)[..., None]
     return (torch.where(weight > 0.0, part.double(), 0.0) * weight).sum(-2), total
 

@@ -25,8 +25,8 @@ from torch import Tensor
 from engine.errors import UnsupportedShape
 from engine.kernels import merge
 from engine.kernels.sample import Sample, Size
-from engine.kernels.shapes import MIN_ROWS, Paged, check_paged, poisoned, rows_of
-from engine.kernels.softmax import LOG2_E, attend, finish
+from engine.kernels.shapes import Paged, check_paged, poisoned, rows_of
+from engine.kernels.softmax import LOG2_E, attend_split
 from engine.kernels.target import Config, pick
 
 
@@ -70,24 +70,11 @@ def _kernel(
         q_at = q_ptr + b * q_b + token * q_t + q_head * q_h
         q = tl.load(q_at[:, None] + d[None, :], mask=live[:, None], other=0.0)
         position = length - Q + token
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        mixed = tl.zeros([ROWS, D], tl.float32)
-        n = tl.arange(0, BLOCK_N)
-        low = tl.maximum(split * SPLIT, first_seen // BLOCK_N * BLOCK_N)
-        for start in range(low, tl.minimum((split + 1) * SPLIT, length), BLOCK_N):
-            at = start + n
-            there = at < length
-            block = tl.load(table_ptr + b * table_b + at // PAGE, mask=there, other=0).to(tl.int64)
-            offset = block * kv_block + head * kv_head + (at % PAGE) * kv_row
-            k = tl.load(k_ptr + offset[:, None] + d[None, :], mask=there[:, None], other=0.0)
-            v = tl.load(v_ptr + offset[:, None] + d[None, :], mask=there[:, None], other=0.0)
-            if CAST:
-                k = k.to(q.dtype)
-                v = v.to(q.dtype)
-            seen = there[None, :] & (at[None, :] <= position[:, None]) & (at[None, :] > (position - window)[:, None])
-            top, total, mixed = attend(q, k, v, seen, scale_log2 * k_scale, top, total, mixed)
-        partial, lse = finish(top, total, mixed, v_scale)
+        partial, lse = attend_split(
+            q, k_ptr + head * kv_head, v_ptr + head * kv_head, table_ptr + b * table_b, kv_block, kv_row,
+            position, window, first_seen, split, length, scale_log2, k_scale, v_scale,
+            SPLIT=SPLIT, BLOCK_N=BLOCK_N, PAGE=PAGE, CAST=CAST,
+        )  # fmt: skip
         out_row = token * HEADS + q_head
         part_at = part_ptr + b * part_b + out_row * part_r + split * part_s
         tl.store(part_at[:, None] + d[None, :], partial, mask=live[:, None])
@@ -206,4 +193,4 @@ def _sample(
     return Sample(name, launch, worst, 0.02, moved, wants)
 
 
-__all__ = ["CONFIGS", "MIN_ROWS", "decode_and_merge", "meaning", "paged_decode", "samples", "split_tokens"]
+__all__ = ["CONFIGS", "decode_and_merge", "meaning", "paged_decode", "samples", "split_tokens"]

@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.kernels import paged_decode
 from engine.kernels.sample import Sample, Size
 from engine.kernels.shapes import Paged, check_paged, poisoned, rows_of
-from engine.kernels.softmax import LOG2_E, attend, finish, join, settle
+from engine.kernels.softmax import LOG2_E, attend_split, join, settle
 from engine.kernels.target import Config, pick
 
 
@@ -70,25 +70,12 @@ def _kernel(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     merged = tl.zeros([ROWS, D], tl.float32)
-    n = tl.arange(0, BLOCK_N)
     for split in range(first_seen // SPLIT, tl.cdiv(length, SPLIT)):
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        mixed = tl.zeros([ROWS, D], tl.float32)
-        low = tl.maximum(split * SPLIT, first_seen // BLOCK_N * BLOCK_N)
-        for start in range(low, tl.minimum((split + 1) * SPLIT, length), BLOCK_N):
-            at = start + n
-            there = at < length
-            block = tl.load(table_ptr + b * table_b + at // PAGE, mask=there, other=0).to(tl.int64)
-            offset = block * kv_block + head * kv_head + (at % PAGE) * kv_row
-            k = tl.load(k_ptr + offset[:, None] + d[None, :], mask=there[:, None], other=0.0)
-            v = tl.load(v_ptr + offset[:, None] + d[None, :], mask=there[:, None], other=0.0)
-            if CAST:
-                k = k.to(q.dtype)
-                v = v.to(q.dtype)
-            seen = there[None, :] & (at[None, :] <= position[:, None]) & (at[None, :] > (position - window)[:, None])
-            top, total, mixed = attend(q, k, v, seen, scale_log2 * k_scale, top, total, mixed)
-        partial, lse = finish(top, total, mixed, v_scale)
+        partial, lse = attend_split(
+            q, k_ptr + head * kv_head, v_ptr + head * kv_head, table_ptr + b * table_b, kv_block, kv_row,
+            position, window, first_seen, split, length, scale_log2, k_scale, v_scale,
+            SPLIT=SPLIT, BLOCK_N=BLOCK_N, PAGE=PAGE, CAST=CAST,
+        )  # fmt: skip
         peak, weight, merged = join(partial, lse, peak, weight, merged)
     result, _ = settle(peak, weight, merged)
     out_row = (first + token) * out_t + (head * GROUP + row % GROUP) * out_h

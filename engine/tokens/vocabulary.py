@@ -213,7 +213,7 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 @cache
-def _byte_of() -> dict[str, int]:
+def byte_of() -> dict[str, int]:
     """The byte-level alphabet: printable bytes stand for themselves, the others for U+0100 and up, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in set(printable)]
@@ -222,7 +222,7 @@ def _byte_of() -> dict[str, int]:
 
 def unwritable(vocab: dict[str, int]) -> re.Pattern[str] | None:
     """Matches code points whose first UTF-8 byte has no token; None where every byte has one."""
-    missing = {byte for char, byte in _byte_of().items() if char not in vocab}
+    missing = {byte for char, byte in byte_of().items() if char not in vocab}
     if missing & set(range(0x80, 0xC0)):
         raise ModelFileError("the tokenizer has no tokens for UTF-8's continuation bytes; it cannot write text")
     ranges = [(byte, byte) for byte in missing if byte < 0x80]
@@ -242,7 +242,7 @@ def token_bytes(token: str, kind: int) -> bytes:
         return b""
     if kind in (CONTROL, USER_DEFINED):
         return token.encode()
-    alphabet = _byte_of()
+    alphabet = byte_of()
     if all(char in alphabet for char in token):
         return bytes(alphabet[char] for char in token)
     return token.encode()
