@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from runtime.api import admin, approvals, commands, models, outputs, problems, sessions
+from runtime.api import admin, approvals, commands, documented, models, outputs, problems, sessions
 from runtime.api.guard import Db, Guard
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
@@ -51,6 +51,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(models.router)
     app.include_router(admin.router)
     _health(app)
+    documented.describe(app)
     return app
 
 
