@@ -12,7 +12,7 @@ from runtime.config import Approval, KvPolicy, Limits, OnBusy, Sampling
 from workflows.states import State
 
 StepKind = Literal["input", "think", "tool", "decision", "compaction"]
-_SESSION = {
+_SESSION: dict[str, Any] = {
     "id": "ses_5f0c2a91d3e84b67",
     "object": "session",
     "state": "idle",
