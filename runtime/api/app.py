@@ -12,7 +12,8 @@ from fastapi import FastAPI, Response
 from runtime.api import admin, approvals, commands, documented, models, outputs, problems, sessions
 from runtime.api.chats import Chats
 from runtime.api.documented import Shape
-from runtime.api.guard import Db, Guard
+from runtime.api.guard import Authenticated, Db, Guard
+from runtime.api.request_id import RequestIds
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
@@ -44,7 +45,9 @@ def make_app(settings: Settings) -> FastAPI:
                 await asyncio.gather(listening, *app.state.sending, return_exceptions=True)
 
     app = FastAPI(title="Tenuto", version="0.1.0", lifespan=lifespan, openapi_url="/v1/openapi.json")
+    app.add_middleware(Authenticated)  # the last one that is added sees a request first
     app.add_middleware(Guard)
+    app.add_middleware(RequestIds)
     problems.install(app)
     app.include_router(sessions.router)
     app.include_router(commands.router)

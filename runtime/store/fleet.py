@@ -36,21 +36,6 @@ async def ensure_admin(db: Database, key: str) -> None:
     await db.run(work)
 
 
-async def tenant_of_key(db: Database, key: str) -> str | None:
-    row = await db.fetchrow(
-        "SELECT tenant_id FROM api_keys WHERE sha256 = $1 AND revoked_at IS NULL",
-        hashlib.sha256(key.encode()).digest(),
-    )
-    return row["tenant_id"] if row else None
-
-
-async def scope_of_key(db: Database, key: str) -> str | None:
-    row = await db.fetchrow(
-        "SELECT scope FROM api_keys WHERE sha256 = $1 AND revoked_at IS NULL", hashlib.sha256(key.encode()).digest()
-    )
-    return row["scope"] if row else None
-
-
 async def register_node(
     db: Database,
     node_id: str,
