@@ -9,7 +9,20 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from runtime.api import admin, approvals, commands, models, outputs, problems, sessions
+from runtime.api import (
+    admin,
+    approvals,
+    audit,
+    commands,
+    documented,
+    keys,
+    models,
+    outputs,
+    problems,
+    sessions,
+    tenants,
+)
+from runtime.api.acting import Noted
 from runtime.api.guard import Authenticated, Db, Guard
 from runtime.api.request_id import RequestIds
 from runtime.api.stream import Hub
@@ -43,7 +56,8 @@ def make_app(settings: Settings) -> FastAPI:
                 await asyncio.gather(listening, *app.state.sending, return_exceptions=True)
 
     app = FastAPI(title="Tenuto", version="0.1.0", lifespan=lifespan, openapi_url="/v1/openapi.json")
-    app.add_middleware(Authenticated)  # the last one that is added sees a request first
+    app.add_middleware(Noted)
+    app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
     problems.install(app)
@@ -53,7 +67,12 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(outputs.router)
     app.include_router(models.router)
     app.include_router(admin.router)
+    app.include_router(keys.router)
+    app.include_router(keys.admin_router)
+    app.include_router(tenants.router)
+    app.include_router(audit.router)
     _health(app)
+    documented.describe(app)
     return app
 
 

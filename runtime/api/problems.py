@@ -47,7 +47,8 @@ def install(app: FastAPI) -> None:
     """Every error of the application leaves as a problem document."""
 
     @app.exception_handler(RequestError)
-    async def refused(_: Request, error: RequestError) -> JSONResponse:
+    async def refused(request: Request, error: RequestError) -> JSONResponse:
+        request.state.error_code = error.code
         return of(error)
 
     @app.exception_handler(Unavailable)
