@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Response
 
@@ -23,6 +23,8 @@ from runtime.api import (
     tenants,
 )
 from runtime.api.acting import Noted
+from runtime.api.chats import Chats
+from runtime.api.documented import Shape
 from runtime.api.guard import Authenticated, Db, Guard
 from runtime.api.request_id import RequestIds
 from runtime.api.stream import Hub
@@ -39,7 +41,7 @@ def make_app(settings: Settings) -> FastAPI:
         async with Database(settings.postgres_dsn_required, patience_s=20.0, size=16) as db:
             app.state.db = db
             app.state.temporal = await connect_temporal(settings)
-            app.state.chat = await asyncio.to_thread(models.load_chat, settings.model_path)
+            app.state.chats = Chats()
             app.state.hub = Hub(db)
             app.state.sending = set()
             app.state.kv_encryption = settings.kv_encryption == "on"
@@ -76,13 +78,24 @@ def make_app(settings: Settings) -> FastAPI:
     return app
 
 
+class Alive(Shape):
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(Shape):
+    """`checks`: what is needed, and ok or what is wrong with it."""
+
+    status: Literal["ready", "not ready"]
+    checks: dict[str, str]
+
+
 def _health(app: FastAPI) -> None:
     @app.get("/healthz", tags=["health"])
-    async def healthz() -> dict[str, str]:
+    async def healthz() -> Alive:
         """This process answers."""
-        return {"status": "ok"}
+        return Alive()
 
-    @app.get("/readyz", tags=["health"])
+    @app.get("/readyz", tags=["health"], response_model=Readiness, responses={503: {"model": Readiness}})
     async def readyz(db: Db, response: Response) -> dict[str, Any]:
         """Whether a session could be run now, and what is missing if not."""
         checks: dict[str, str] = {}

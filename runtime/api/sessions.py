@@ -57,16 +57,16 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
     before = await made_before(request, db, tenant)
     if before is not None and await views.exists(db, before):
         return await views.session(db, tenant, before)
-    card = await checked_model(db, body.model)
-    config = body.config(card["model"])
+    served = await checked_model(db, body.model)
+    config = body.config(served.name)
     try:
         snapshots.plan({name: text.encode() for name, text in config.files.items()})
     except SandboxUsageError as error:
         raise InvalidRequest(f"files: {error}", param="files") from error
     await ensure_image(request, db, config)
-    ensure_tools_work(config)
+    await ensure_tools_work(config)
     ensure_reachable(request, config)
-    ensure_it_fits(request, config, card)
+    await ensure_it_fits(request, db, config, served)
     session_id = await id_for(request, db, tenant, "ses")
     seed = body.seed if body.seed is not None else secrets.randbelow(2**63)
     domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
@@ -98,10 +98,10 @@ async def post_event(session_id: Id, body: EventIn, request: Request, db: Db, te
         body.check_against(config)
     except ValueError as error:
         raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from error
-    card = await checked_model(db, config.model)
+    served = await checked_model(db, config.model)
     # What the session's policy can make room for is not counted.
     used = await views.token_count(db, session_id) if config.context_policy == "fail" else 0
-    ensure_it_fits(request, config, card, content=body.content, used=used)
+    await ensure_it_fits(request, db, config, served, content=body.content, used=used)
     message_id = await id_for(request, db, tenant, "msg")
     options = body.model_dump(include={"tool_choice", "max_tool_rounds"})
     on_busy = body.on_busy or config.on_busy
