@@ -9,7 +9,21 @@ from typing import Any, Literal
 
 from fastapi import Depends, FastAPI, Response
 
-from runtime.api import admin, approvals, commands, documented, models, outputs, problems, queries, sessions
+from runtime.api import (
+    admin,
+    approvals,
+    audit,
+    commands,
+    documented,
+    keys,
+    models,
+    outputs,
+    problems,
+    queries,
+    sessions,
+    tenants,
+)
+from runtime.api.acting import Noted
 from runtime.api.chats import Chats
 from runtime.api.documented import Shape
 from runtime.api.guard import Authenticated, Db, Guard
@@ -20,6 +34,19 @@ from runtime.process import connect_temporal
 from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
+
+ROUTERS = (
+    sessions.router,
+    commands.router,
+    approvals.router,
+    outputs.router,
+    models.router,
+    admin.router,
+    keys.router,
+    keys.admin_router,
+    tenants.router,
+    audit.router,
+)
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -50,18 +77,17 @@ def make_app(settings: Settings) -> FastAPI:
         description="Agent sessions that are durable, with a sandbox each, whose KV waits while their tools run.",
         lifespan=lifespan,
         openapi_url="/v1/openapi.json",
+        docs_url=None,  # such pages would have the browser load scripts from elsewhere
+        redoc_url=None,
         dependencies=[Depends(queries.only_known)],
     )
-    app.add_middleware(Authenticated)  # the last one that is added sees a request first
+    app.add_middleware(Noted)
+    app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
     problems.install(app)
-    app.include_router(sessions.router)
-    app.include_router(commands.router)
-    app.include_router(approvals.router)
-    app.include_router(outputs.router)
-    app.include_router(models.router)
-    app.include_router(admin.router)
+    for router in ROUTERS:
+        app.include_router(router)
     _health(app)
     documented.describe(app)
     return app
