@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Response
 
+from runtime import prices
 from runtime.api import (
     admin,
     approvals,
@@ -21,6 +22,7 @@ from runtime.api import (
     problems,
     sessions,
     tenants,
+    usage,
 )
 from runtime.api.acting import Noted
 from runtime.api.chats import Chats
@@ -36,10 +38,14 @@ from runtime.tools.egress import Egress
 
 
 def make_app(settings: Settings) -> FastAPI:
+    """Raises StartupError where the price file is none."""
+    price_list = prices.load(settings.prices)
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Database(settings.postgres_dsn_required, patience_s=20.0, size=16) as db:
             app.state.db = db
+            app.state.prices = price_list
             app.state.temporal = await connect_temporal(settings)
             app.state.chats = Chats()
             app.state.hub = Hub(db)
@@ -73,6 +79,8 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(keys.admin_router)
     app.include_router(tenants.router)
     app.include_router(audit.router)
+    app.include_router(usage.router)
+    app.include_router(usage.admin_router)
     _health(app)
     documented.describe(app)
     return app
