@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 
 from runtime import prices
 from runtime.api import (
@@ -20,6 +20,7 @@ from runtime.api import (
     models,
     outputs,
     problems,
+    queries,
     sessions,
     tenants,
     usage,
@@ -63,9 +64,16 @@ def make_app(settings: Settings) -> FastAPI:
                     task.cancel()
                 await asyncio.gather(listening, *app.state.sending, return_exceptions=True)
 
-    app = FastAPI(title="Tenuto", version="0.1.0", lifespan=lifespan, openapi_url="/v1/openapi.json")
+    app = FastAPI(
+        title="Tenuto",
+        version="0.1.0",
+        description="Agent sessions that are durable, with a sandbox each, whose KV waits while their tools run.",
+        lifespan=lifespan,
+        openapi_url="/v1/openapi.json",
+        dependencies=[Depends(queries.only_known)],
+    )
     app.add_middleware(Noted)
-    app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
+    app.add_middleware(Authenticated)  # the last one that is added sees a request first
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
     problems.install(app)
