@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI, Response
 from runtime import prices
 from runtime.api import (
     admin,
+    admin_sessions,
     approvals,
     audit,
     commands,
@@ -86,6 +87,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(keys.router)
     app.include_router(keys.admin_router)
     app.include_router(tenants.router)
+    app.include_router(admin_sessions.router)
     app.include_router(audit.router)
     app.include_router(usage.router)
     app.include_router(usage.admin_router)
