@@ -7,6 +7,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import asyncpg
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
@@ -14,13 +15,15 @@ from runtime import delivery
 from runtime.api.acting import Acting
 from runtime.api.admin import state_of
 from runtime.api.documented import After, Limit, Page, Shape, refusals
-from runtime.api.guard import Db, admin
+from runtime.api.guard import Db, Tenant, admin
+from runtime.api.idempotency import claim, recorded
 from runtime.api.sending import send
 from runtime.api.tenants import TenantName
 from runtime.config import Body
 from runtime.errors import Conflict, InvalidRequest, NotFound
 from runtime.store import Database, audit, fleet, search, sessions
 from runtime.store.search import Filter, Order
+from runtime.store.sessions import new_id
 from workflows.states import TERMINAL, State
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(admin)])
@@ -154,30 +157,38 @@ async def list_sessions(
 
 
 @router.post("/sessions/cancel", status_code=202, responses=refusals(409))
-async def cancel(body: CancelIn, request: Request, db: Db, act: Acting) -> Cancelled:
+async def cancel(body: CancelIn, request: Request, db: Db, tenant: Tenant, act: Acting) -> Cancelled:
     """Cancel sessions by id, or all open ones that a filter finds: only if they are as many as expected."""
-    missing: list[str] = []
-    if body.filter is not None:
-        wanted = await _expected(db, body.filter.as_filter(), body.expect or 0)
-    else:
-        found = await search.tenants_of(db, body.ids or [])
-        wanted = list(found.items())
-        missing = sorted(set(body.ids or []) - set(found))
-    about = body.model_dump(mode="json", exclude_defaults=True)
-    await audit.note(db, act, None, detail={**about, "found": len(wanted)})  # what was begun is known, come what may
-    ending = [name for name, tenant_id in wanted if await _end(db, tenant_id, name)]
+    before = await recorded(request, db, tenant)
+    wanted = before["ids"] if before else await _wanted(db, body)
+
+    async def begin(connection: asyncpg.Connection) -> list[str]:
+        """What was begun is known, come what may; a repeat goes on with it."""
+        noted, first = await claim(connection, request, tenant, {"id": new_id("cancel"), "ids": wanted})
+        if first:
+            about = body.model_dump(mode="json", exclude_defaults=True)
+            await audit.note(connection, act, None, detail={**about, "sessions": len(wanted)})
+        return list(noted["ids"])
+
+    ids = await db.run(begin)
+    found = await search.tenants_of(db, ids)
+    ending = [name for name, tenant_id in found.items() if await _end(db, tenant_id, name)]
     send(request, _tell(request, ending))
-    return Cancelled(cancelling=len(ending), ended_before=len(wanted) - len(ending), missing=missing)
+    missing = sorted(set(ids) - set(found))
+    return Cancelled(cancelling=len(ending), ended_before=len(found) - len(ending), missing=missing)
 
 
-async def _expected(db: Database, wanted: Filter, expect: int) -> list[tuple[str, str]]:
-    """Raises Conflict where the filter finds another number of sessions."""
-    found = await search.open_ones(db, wanted, MOST + 1)
+async def _wanted(db: Database, body: CancelIn) -> list[str]:
+    """Raises Conflict where the filter finds another number of sessions than is expected."""
+    if body.filter is None:
+        return list(dict.fromkeys(body.ids or []))
+    found = await search.open_ones(db, body.filter.as_filter(), MOST + 1)
     if len(found) > MOST:
         raise InvalidRequest(f"the filter finds more than {MOST} open sessions; narrow it down", param="filter")
-    if len(found) != expect:
+    if len(found) != body.expect:
         raise Conflict(
-            f"the filter finds {len(found)} open sessions, not {expect}; look at them, and send that number as expect",
+            f"the filter finds {len(found)} open sessions, not {body.expect}; look at them, and send that number as"
+            " expect",
             param="expect",
             code="count_differs",
         )

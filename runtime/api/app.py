@@ -38,6 +38,22 @@ from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
 
+ROUTERS = (
+    sessions.router,
+    commands.router,
+    approvals.router,
+    outputs.router,
+    models.router,
+    admin.router,
+    keys.router,
+    keys.admin_router,
+    tenants.router,
+    admin_sessions.router,
+    audit.router,
+    usage.router,
+    usage.admin_router,
+)
+
 
 def make_app(settings: Settings) -> FastAPI:
     """Raises StartupError where the price file is none."""
@@ -71,26 +87,17 @@ def make_app(settings: Settings) -> FastAPI:
         description="Agent sessions that are durable, with a sandbox each, whose KV waits while their tools run.",
         lifespan=lifespan,
         openapi_url="/v1/openapi.json",
+        docs_url=None,  # such pages would have the browser load scripts from elsewhere
+        redoc_url=None,
         dependencies=[Depends(queries.only_known)],
     )
     app.add_middleware(Noted)
-    app.add_middleware(Authenticated)  # the last one that is added sees a request first
+    app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
     problems.install(app)
-    app.include_router(sessions.router)
-    app.include_router(commands.router)
-    app.include_router(approvals.router)
-    app.include_router(outputs.router)
-    app.include_router(models.router)
-    app.include_router(admin.router)
-    app.include_router(keys.router)
-    app.include_router(keys.admin_router)
-    app.include_router(tenants.router)
-    app.include_router(admin_sessions.router)
-    app.include_router(audit.router)
-    app.include_router(usage.router)
-    app.include_router(usage.admin_router)
+    for router in ROUTERS:
+        app.include_router(router)
     _health(app)
     documented.describe(app)
     return app

@@ -61,14 +61,14 @@ async def sessions(
     return [dict(row) for row in rows]
 
 
-async def open_ones(db: Database, wanted: Filter, limit: int) -> list[tuple[str, str]]:
-    """Id and tenant of those that can be cancelled, oldest first."""
+async def open_ones(db: Database, wanted: Filter, limit: int) -> list[str]:
+    """Those that can be cancelled, oldest first."""
     rows = await db.fetch(
-        f"SELECT s.session_id, s.tenant_id {_MATCHES} AND {_OPEN} ORDER BY s.created_at, s.session_id LIMIT $8",
+        f"SELECT s.session_id {_MATCHES} AND {_OPEN} ORDER BY s.created_at, s.session_id LIMIT $8",
         *wanted.values,
         limit,
     )
-    return [(row["session_id"], row["tenant_id"]) for row in rows]
+    return [row["session_id"] for row in rows]
 
 
 async def tenants_of(db: Database, ids: Sequence[str]) -> dict[str, str]:

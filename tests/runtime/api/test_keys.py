@@ -178,7 +178,7 @@ async def test_every_answer_names_its_request(client: httpx.AsyncClient) -> None
 async def test_a_failure_that_nobody_meant_is_named_in_the_log(
     client: httpx.AsyncClient, app: FastAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app.state.temporal = app.state.chat = None
+    app.state.temporal = app.state.chats = None
     answer = await client.post("/v1/sessions", json={}, headers={"X-Request-Id": "mine-2"})
     assert (answer.status_code, answer.headers["x-request-id"], answer.json()["request_id"]) == (
         500,

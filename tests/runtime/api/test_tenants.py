@@ -21,6 +21,8 @@ async def test_each_tenant_has_a_salt_of_its_own(client: httpx.AsyncClient, app:
     salts = {row["salt"] for row in await db.fetch("SELECT salt FROM tenants")}
     assert {len(salt) for salt in salts} == {32}
     assert len(salts) == 3
+    again = [await client.post(PATH, json={"id": "new"}, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert [one.status_code for one in again] == [201, 201]
     twice = await client.post(PATH, json={"id": "acme"})
     assert (twice.status_code, twice.json()["error"]["code"]) == (409, "tenant_exists")
 
