@@ -64,7 +64,7 @@ class FilterIn(Body):
     tenant: TenantName | None = None
     node: Name | None = None
     model: Name | None = None
-    older_than_s: Seconds | None = None
+    older_than_s: Annotated[Seconds, Field(strict=True)] | None = None
     tier: Tier | None = None
     text: Name | None = None
 
@@ -80,7 +80,7 @@ class CancelIn(Body):
 
     ids: list[SessionId] | None = Field(default=None, min_length=1, max_length=1000)
     filter: FilterIn | None = None
-    expect: int | None = Field(default=None, ge=0, le=MOST)
+    expect: int | None = Field(default=None, strict=True, ge=0, le=MOST)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> CancelIn:

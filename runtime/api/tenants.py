@@ -40,10 +40,10 @@ class QuotasIn(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_QUOTAS]})
 
-    open_sessions: int | None = Field(default=None, ge=0, lt=2**31)
-    tokens_per_day: int | None = Field(default=None, ge=0, lt=2**53)
-    disk_bytes: int | None = Field(default=None, ge=0, lt=2**53)
-    sandboxes: int | None = Field(default=None, ge=1, lt=2**31)
+    open_sessions: int | None = Field(default=None, strict=True, ge=0, lt=2**31)
+    tokens_per_day: int | None = Field(default=None, strict=True, ge=0, lt=2**53)
+    disk_bytes: int | None = Field(default=None, strict=True, ge=0, lt=2**53)
+    sandboxes: int | None = Field(default=None, strict=True, ge=1, lt=2**31)
 
 
 class TenantIn(Body):

@@ -151,6 +151,8 @@ def total(values: Iterable[Any]) -> Any:
 
 
 def _answer(rows: Sequence[UsageOut], limit: int, after: str | None, format: Format) -> Page[UsageOut] | Response:
+    if after is not None and after not in {row.id for row in rows}:
+        raise InvalidRequest(f"after is {after!r}, which is no group; use the last_id of a page", param="after")
     rest = [row for row in rows if after is None or row.id > after]
     data = rest[:limit]
     if format == "csv":

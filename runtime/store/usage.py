@@ -22,7 +22,7 @@ _KEY: Final[Mapping[str, str]] = {
     "day": "to_char({at} AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
 }
 _WINDOW: Final = "($1::text IS NULL OR tenant_id = $1)"
-_THOUGHT: Final = "kind IN ('think', 'compaction')"
+_THOUGHT: Final = "(kind = 'think' OR kind = 'compaction' AND sampled > 0)"  # what dropped outputs asked no engine
 _STEPS: Final = f"""
 SELECT {{key}} AS key, model, count(*) AS steps, count(DISTINCT session_id) AS sessions,
     sum(sampled)::bigint AS sampled, sum(tool_ms)::bigint AS tool_ms, sum(engine_ms) AS engine_ms,

@@ -85,6 +85,7 @@ async def test_groups_come_in_pages_and_odd_times_are_refused(client: httpx.Asyn
         {"from": "yesterday"},
         {"to": "0001-01-01T00:00:00+14:00"},
         {"group_by": "hour"},
+        {"after": "2026-01-01"},
         {"format": "xml"},
     ):
         assert (await client.get("/v1/usage", params=wrong)).status_code == 400, wrong
