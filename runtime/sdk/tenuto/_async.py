@@ -59,6 +59,10 @@ class AsyncClient:
             self._http.build_request("POST", path, json=body or {}, headers=_wire.post_headers(key))
         )
 
+    async def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One PATCH, retried as GET is: what it sets, it sets again."""
+        return await self._send(self._http.build_request("PATCH", path, json=body))
+
     async def _send(self, request: httpx.Request) -> dict[str, Any]:
         """Send, and again where the server was away: every request is safe to repeat."""
         failure: Exception | None = None

@@ -57,6 +57,10 @@ class Client:
         """One POST with an idempotency key, retried as GET is: it takes effect once."""
         return self._send(self._http.build_request("POST", path, json=body or {}, headers=_wire.post_headers(key)))
 
+    def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One PATCH, retried as GET is: what it sets, it sets again."""
+        return self._send(self._http.build_request("PATCH", path, json=body))
+
     def _send(self, request: httpx.Request) -> dict[str, Any]:
         """Send, and again where the server was away: every request is safe to repeat."""
         failure: Exception | None = None
