@@ -20,6 +20,7 @@ from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
+from runtime.cli_secrets import secrets
 from runtime.errors import StartupError, TenutoError
 from runtime.settings import KEYS, Settings
 from sandbox import SandboxError
@@ -155,7 +156,7 @@ def engine(address: str | None, as_json: bool) -> None:
         Console().print(engine_view.view(card, stats))
 
 
-for command in (kv, nodes, node, reconcile, release):
+for command in (kv, nodes, node, reconcile, release, secrets):
     main.add_command(command)
 
 

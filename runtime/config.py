@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -15,7 +16,7 @@ from pydantic import (
 )
 
 from runtime.text import fault
-from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool, SessionTool
+from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool, SessionTool, with_values
 from sandbox import TOOLS
 from sandbox.allow import Entry
 from sandbox.spec import canonical
@@ -211,6 +212,19 @@ class SessionIn(SessionConfig, Body):
 
     model: str = Field(default="", max_length=200)  # empty: the model that the engine serves
     seed: int | None = Field(default=None, ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _nothing_is_sealed(self) -> SessionIn:
+        """What is sealed comes out of the record, and never in."""
+
+        def look(value: Any) -> Any:
+            if isinstance(value, Mapping) and "sealed" in value:
+                raise ValueError('tools: give a value as a text, or as {"secret": "NAME"}')
+            return value
+
+        for tool in self.model_dump(include={"tools"})["tools"]:
+            with_values(tool, look)
+        return self
 
     @model_validator(mode="after")
     def _files_fit(self) -> SessionIn:

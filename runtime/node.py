@@ -20,6 +20,7 @@ from runtime.draining import Drain
 from runtime.engines import EngineLink
 from runtime.kv_log import drain_forever
 from runtime.process import announce_ready, connect_temporal, run, start_logging, until_stopped
+from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.steps import Services, Steps
 from runtime.steps.blob_lock import BlobLock
@@ -45,6 +46,7 @@ ENGINE_SILENT_S = 8.0
 async def serve(settings: Settings) -> None:
     start_logging(settings.log_level)
     boot = secrets.token_hex(6)
+    sealer = Sealer(settings.secrets_key_bytes)
     driver = await choose_driver(
         settings.home,
         settings.run_dir,
@@ -77,6 +79,7 @@ async def serve(settings: Settings) -> None:
             sandbox_egress=settings.sandbox_egress_allow,
             temporal=client,
             blob_lock=BlobLock(settings.blobs_lock_path),
+            sealer=sealer,
             shares=settings.shared_kv is not None,
         )
         await sandboxes.forget_spares(db, settings.node_id, boot)

@@ -9,11 +9,12 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from runtime.api import admin, approvals, commands, models, outputs, problems, sessions
+from runtime.api import admin, approvals, commands, models, outputs, problems, secrets, sessions
 from runtime.api.guard import Db, Guard
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
+from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
@@ -29,6 +30,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.hub = Hub(db)
             app.state.sending = set()
             app.state.kv_encryption = settings.kv_encryption == "on"
+            app.state.sealer = Sealer(settings.secrets_key_bytes)
             app.state.egress = Egress(settings.egress_allow)
             app.state.sandbox_egress = settings.sandbox_egress_allow
             app.state.sandbox_images = settings.sandbox_images
@@ -48,6 +50,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(commands.router)
     app.include_router(approvals.router)
     app.include_router(outputs.router)
+    app.include_router(secrets.router)
     app.include_router(models.router)
     app.include_router(admin.router)
     _health(app)

@@ -13,6 +13,7 @@ from runtime.api import views
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.models import checked_model, ensure_image, ensure_it_fits, ensure_reachable, ensure_tools_work
+from runtime.api.sealed import as_kept, ensure_secrets
 from runtime.api.sending import send
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
@@ -48,11 +49,14 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
     await ensure_image(request, db, config)
     ensure_tools_work(config)
     ensure_reachable(request, config)
+    await ensure_secrets(db, tenant, config)
     ensure_it_fits(request, config, card)
     session_id = await id_for(request, db, tenant, "ses")
     seed = body.seed if body.seed is not None else secrets.randbelow(2**63)
     domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
-    await sessions.create(db, tenant, session_id, config.model_dump(), seed, domain=domain)
+    await sessions.create(
+        db, tenant, session_id, as_kept(request.app.state.sealer, tenant, config), seed, domain=domain
+    )
     return await views.session(db, tenant, session_id)
 
 

@@ -59,6 +59,18 @@ class AsyncClient:
             self._http.build_request("POST", path, json=body or {}, headers=_wire.post_headers(key))
         )
 
+    async def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One PUT, retried as GET is."""
+        return await self._send(self._http.build_request("PUT", path, json=body))
+
+    async def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One PATCH, retried as GET is."""
+        return await self._send(self._http.build_request("PATCH", path, json=body))
+
+    async def delete(self, path: str) -> dict[str, Any]:
+        """One DELETE, retried as GET is: what a lost first try deleted is reported as missing (404)."""
+        return await self._send(self._http.build_request("DELETE", path))
+
     async def _send(self, request: httpx.Request) -> dict[str, Any]:
         """Send, and again where the server was away: every request is safe to repeat."""
         failure: Exception | None = None

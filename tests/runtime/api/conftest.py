@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from runtime.api import make_app
+from runtime.home import make_secrets_key
 from runtime.settings import Settings
 from runtime.store import Database, fleet
 
@@ -28,6 +29,7 @@ async def app(dsn: str, temporal_address: str, model_path: Path, tmp_path: Path)
         },
     )
     settings.admin_key_path.write_text(KEY)
+    make_secrets_key(settings.secrets_key_path)
     async with Database(dsn) as db:
         await fleet.register_node(db, "n", "b", "q", CARD, {})
     app = make_app(settings)
