@@ -12,7 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from runtime.errors import RequestError, Unavailable
+from runtime.api.request_id import HEADER, request_id
+from runtime.errors import RequestError, TooManyRequests, Unavailable
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -24,9 +25,22 @@ def problem(status: int, code: str, message: str, param: str | None = None) -> J
         "title": http.HTTPStatus(status).phrase,
         "status": status,
         "detail": message,
+        "request_id": request_id(),
         "error": {"message": message, "type": kind, "code": code, "param": param},
     }
     return JSONResponse(body, status, media_type=MEDIA_TYPE)
+
+
+def of(error: RequestError | Unavailable) -> JSONResponse:
+    """What an error that was raised on purpose says."""
+    if isinstance(error, Unavailable):
+        response = problem(503, "unavailable", f"{error}; try again in a moment")
+        response.headers["Retry-After"] = "1"
+        return response
+    response = problem(error.status, error.code, str(error), error.param)
+    if isinstance(error, TooManyRequests):
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
 
 
 def install(app: FastAPI) -> None:
@@ -34,22 +48,23 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestError)
     async def refused(_: Request, error: RequestError) -> JSONResponse:
-        return problem(error.status, error.code, str(error), error.param)
+        return of(error)
 
     @app.exception_handler(Unavailable)
     async def unavailable(_: Request, error: Unavailable) -> JSONResponse:
-        response = problem(503, "unavailable", f"{error}; try again in a moment")
-        response.headers["Retry-After"] = "1"
-        return response
+        return of(error)
 
     @app.exception_handler(asyncpg.DiskFullError)
     async def full(_: Request, error: asyncpg.DiskFullError) -> JSONResponse:
         return problem(503, "disk_full", "the disk of the database is full; make room, and the same request will work")
 
     @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> JSONResponse:
-        """Nobody raised it on purpose: it is logged with its traceback, and only its kind is told."""
-        return problem(500, "internal_error", f"the server failed ({type(error).__name__}); its log says more")
+    async def broken(request: Request, error: Exception) -> JSONResponse:
+        """Nobody raised it on purpose: it is logged with its traceback, and only its kind is told. No middleware sees
+        this answer."""
+        response = problem(500, "internal_error", f"the server failed ({type(error).__name__}); its log says more")
+        response.headers.update({HEADER: request_id(), **getattr(request.state, "rate_headers", {})})
+        return response
 
     @app.exception_handler(asyncpg.DataError)
     async def no_value(_: Request, error: asyncpg.DataError) -> JSONResponse:

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from engine.tokens import PublishedChat, load_chat_format, publish_chat
 from runtime.api import make_app
 from runtime.home import make_secrets_key
 from runtime.settings import Settings
-from runtime.store import Database, fleet
+from runtime.store import Database, chats, fleet
 
 KEY = "tk_test"
 CARD = {"model": "smollm2-135m-instruct", "context_length": 8192, "fingerprint": "00"}
+
+
+@cache
+def published_chat(model_path: Path) -> PublishedChat:
+    return publish_chat(*load_chat_format(model_path))
 
 
 @pytest.fixture
@@ -25,13 +32,14 @@ async def app(dsn: str, temporal_address: str, model_path: Path, tmp_path: Path)
             "TENUTO_HOME": str(tmp_path),
             "TENUTO_POSTGRES_DSN": dsn,
             "TENUTO_TEMPORAL_ADDRESS": temporal_address,
-            "TENUTO_MODEL": str(model_path),
         },
     )
     settings.admin_key_path.write_text(KEY)
     make_secrets_key(settings.secrets_key_path)
+    published = published_chat(model_path)
     async with Database(dsn) as db:
-        await fleet.register_node(db, "n", "b", "q", CARD, {})
+        await chats.publish(db, published.digest, published.data)
+        await fleet.register_node(db, "n", "b", "q", CARD, {}, chat=published.digest)
     app = make_app(settings)
     async with app.router.lifespan_context(app):
         yield app
