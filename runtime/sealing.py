@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import hmac
 import os
 
 from runtime.errors import TenutoError
@@ -51,6 +52,12 @@ class Sealer:
             nonce, text.encode("utf-8", "surrogateescape"), _about(tenant_id, name)
         )
         return f"v1:{self.key_id}:{base64.b64encode(data).decode()}"
+
+    def mac(self, tenant_id: str, text: str) -> bytes:
+        """A digest that tells equal texts of a tenant, and nothing to whoever has not the key. Raises SealError."""
+        if self._key is None:
+            raise SealError("this process has no key for secrets; set TENUTO_SECRETS_KEY")
+        return hmac.digest(self._key, _about(tenant_id, text), "sha256")
 
     def open(self, tenant_id: str, name: str, sealed: str) -> str:
         """Raises SealError: another key sealed it, or it is not what was sealed under this name."""

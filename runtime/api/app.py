@@ -7,9 +7,21 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 
-from runtime.api import admin, approvals, commands, documented, models, outputs, problems, secrets, sessions
+from runtime.api import (
+    admin,
+    agents,
+    approvals,
+    commands,
+    documented,
+    models,
+    outputs,
+    problems,
+    queries,
+    secrets,
+    sessions,
+)
 from runtime.api.chats import Chats
 from runtime.api.documented import Shape
 from runtime.api.guard import Authenticated, Db, Guard
@@ -46,7 +58,14 @@ def make_app(settings: Settings) -> FastAPI:
                     task.cancel()
                 await asyncio.gather(listening, *app.state.sending, return_exceptions=True)
 
-    app = FastAPI(title="Tenuto", version="0.1.0", lifespan=lifespan, openapi_url="/v1/openapi.json")
+    app = FastAPI(
+        title="Tenuto",
+        version="0.1.0",
+        description="Agent sessions that are durable, with a sandbox each, whose KV waits while their tools run.",
+        lifespan=lifespan,
+        openapi_url="/v1/openapi.json",
+        dependencies=[Depends(queries.only_known)],
+    )
     app.add_middleware(Authenticated)  # the last one that is added sees a request first
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
@@ -55,6 +74,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(commands.router)
     app.include_router(approvals.router)
     app.include_router(outputs.router)
+    app.include_router(agents.router)
     app.include_router(secrets.router)
     app.include_router(models.router)
     app.include_router(admin.router)
