@@ -22,6 +22,7 @@ from runtime.cli_agents import agents
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
 from runtime.cli_secrets import secrets
+from runtime.cli_webhooks import webhooks
 from runtime.errors import StartupError, TenutoError
 from runtime.settings import KEYS, Settings
 from sandbox import SandboxError
@@ -157,7 +158,7 @@ def engine(address: str | None, as_json: bool) -> None:
         Console().print(engine_view.view(card, stats))
 
 
-for command in (kv, nodes, node, reconcile, release, secrets, agents):
+for command in (kv, nodes, node, reconcile, release, secrets, agents, webhooks):
     main.add_command(command)
 
 

@@ -15,7 +15,7 @@ from temporalio.worker import Interceptor, Worker
 
 from engine import EngineError
 from engine.tokens import load_chat_format, publish_chat
-from runtime import delivery, kv_audit
+from runtime import delivery, kv_audit, webhooks
 from runtime.draining import Drain
 from runtime.engines import EngineLink
 from runtime.kv_log import drain_forever
@@ -94,6 +94,7 @@ async def serve(settings: Settings) -> None:
             _reap_forever(services),
             _rest_forever(services, settings.sandbox_idle_s),
             delivery.reconcile_forever(client, db),
+            webhooks.hand_over_forever(client, db),
             drain_forever(engine, db),
             _sweep_forever(db, settings.retention_days),
         ):

@@ -20,6 +20,7 @@ INTERRUPT = "interrupt"
 APPLY = "apply"
 FAIL = "fail"
 FINISH = "finish"
+SEND_WEBHOOK = "send_webhook"
 
 
 class ErrorType:
@@ -127,6 +128,23 @@ class FinishIn:
 class FailIn:
     session_id: str
     message: str
+
+
+@dataclass(frozen=True)
+class DeliveryIn:
+    """One round of a webhook's delivery: a replay is another."""
+
+    delivery_id: str
+    round: int
+
+
+@dataclass(frozen=True)
+class DeliveryOut:
+    wait_s: float  # until the next try; 0: there is none
+
+
+def delivery_workflow_id(what: DeliveryIn) -> str:
+    return f"webhook/{what.delivery_id}/{what.round}"
 
 
 @dataclass

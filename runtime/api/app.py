@@ -21,6 +21,7 @@ from runtime.api import (
     queries,
     secrets,
     sessions,
+    webhooks,
 )
 from runtime.api.chats import Chats
 from runtime.api.documented import Shape
@@ -76,6 +77,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(outputs.router)
     app.include_router(agents.router)
     app.include_router(secrets.router)
+    app.include_router(webhooks.router)
     app.include_router(models.router)
     app.include_router(admin.router)
     _health(app)
