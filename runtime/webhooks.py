@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import logging
 import secrets
@@ -60,7 +61,7 @@ async def hand_over(client: Client, db: Database) -> None:
 
 
 async def _start(client: Client, what: DeliveryIn) -> None:
-    try:
+    with contextlib.suppress(WorkflowAlreadyStartedError):  # it runs
         await client.start_workflow(
             DeliveryWorkflow.run,
             what,
@@ -69,8 +70,6 @@ async def _start(client: Client, what: DeliveryIn) -> None:
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             rpc_timeout=RPC_TIMEOUT,
         )
-    except WorkflowAlreadyStartedError:
-        pass  # it runs
 
 
 async def hand_over_forever(client: Client, db: Database) -> None:

@@ -13,16 +13,20 @@ from runtime.api import (
     admin,
     agents,
     approvals,
+    audit,
     commands,
     documented,
+    keys,
     models,
     outputs,
     problems,
     queries,
     secrets,
     sessions,
+    tenants,
     webhooks,
 )
+from runtime.api.acting import Noted
 from runtime.api.chats import Chats
 from runtime.api.documented import Shape
 from runtime.api.guard import Authenticated, Db, Guard
@@ -34,6 +38,22 @@ from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
+
+ROUTERS = (
+    sessions.router,
+    commands.router,
+    approvals.router,
+    outputs.router,
+    agents.router,
+    secrets.router,
+    webhooks.router,
+    models.router,
+    admin.router,
+    keys.router,
+    keys.admin_router,
+    tenants.router,
+    audit.router,
+)
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -65,21 +85,17 @@ def make_app(settings: Settings) -> FastAPI:
         description="Agent sessions that are durable, with a sandbox each, whose KV waits while their tools run.",
         lifespan=lifespan,
         openapi_url="/v1/openapi.json",
+        docs_url=None,  # such pages would have the browser load scripts from elsewhere
+        redoc_url=None,
         dependencies=[Depends(queries.only_known)],
     )
-    app.add_middleware(Authenticated)  # the last one that is added sees a request first
+    app.add_middleware(Noted)
+    app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
     problems.install(app)
-    app.include_router(sessions.router)
-    app.include_router(commands.router)
-    app.include_router(approvals.router)
-    app.include_router(outputs.router)
-    app.include_router(agents.router)
-    app.include_router(secrets.router)
-    app.include_router(webhooks.router)
-    app.include_router(models.router)
-    app.include_router(admin.router)
+    for router in ROUTERS:
+        app.include_router(router)
     _health(app)
     documented.describe(app)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -43,7 +44,7 @@ class Guard:
         if refusal := self._refusal(headers):
             await problem(403, "forbidden_origin", refusal)(scope, receive, send)
             return
-        if int(headers.get("content-length") or 0) > MAX_BODY_BYTES:
+        if _announced(headers) > MAX_BODY_BYTES:
             await _too_large(scope, receive, send)
             return
         await self._app(scope, _Bounded(receive), send)
@@ -68,6 +69,12 @@ class Guard:
             return ipaddress.ip_address(name).is_loopback
         except ValueError:
             return False
+
+
+def _announced(headers: Mapping[str, str]) -> int:
+    """Bytes of the body, as its header says; a server that lets others through has not read it yet."""
+    length = headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else 0
 
 
 class _Bounded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from runtime.api.request_id import HEADER, request_id
 from runtime.errors import RequestError, TooManyRequests, Unavailable
 
 MEDIA_TYPE = "application/problem+json"
+_NO_OBJECT = ("missing", "model_attributes_type", "model_type", "dict_type")
 
 
 def problem(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
@@ -38,6 +40,8 @@ def of(error: RequestError | Unavailable) -> JSONResponse:
         response.headers["Retry-After"] = "1"
         return response
     response = problem(error.status, error.code, str(error), error.param)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, TooManyRequests):
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response
@@ -47,7 +51,8 @@ def install(app: FastAPI) -> None:
     """Every error of the application leaves as a problem document."""
 
     @app.exception_handler(RequestError)
-    async def refused(_: Request, error: RequestError) -> JSONResponse:
+    async def refused(request: Request, error: RequestError) -> JSONResponse:
+        request.state.error_code = error.code
         return of(error)
 
     @app.exception_handler(Unavailable)
@@ -71,13 +76,55 @@ def install(app: FastAPI) -> None:
         return problem(400, "invalid_request", f"a value of the request cannot be stored or looked up: {error}")
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         param, message = describe(error.errors())
+        if tuple(error.errors()[0]["loc"]) == ("body",) and error.errors()[0]["type"] in _NO_OBJECT:
+            message = _no_object(request, error.body)
         return problem(400, "invalid_request", message, param)
 
     @app.exception_handler(HTTPException)
-    async def other(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, http.HTTPStatus(error.status_code).name.lower(), str(error.detail))
+    async def other(request: Request, error: HTTPException) -> JSONResponse:
+        code = http.HTTPStatus(error.status_code).name.lower()
+        response = problem(error.status_code, code, _said(request, error))
+        response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(_methods(request))
+        return response
+
+
+def _said(request: Request, error: HTTPException) -> str:
+    """What the framework refuses by itself, in a sentence."""
+    if error.status_code == 404:
+        return f"there is nothing at {request.url.path}; /v1/openapi.json describes what there is"
+    if error.status_code == 405:
+        takes = ", ".join(_methods(request)) or "another method"
+        return f"{request.method} is not for {request.url.path}; it takes {takes}"
+    cause = error.__cause__
+    if isinstance(cause, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(cause, UnicodeDecodeError):
+        return f"the body is not UTF-8: byte {cause.start} cannot be read"
+    if isinstance(cause, ValueError):
+        return "the body cannot be read as JSON: a number in it has too many digits"
+    return str(error.detail)
+
+
+def _methods(request: Request) -> list[str]:
+    """What the address takes, as the document says."""
+    found: set[str] = set()
+    for path, verbs in request.app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\\{[^}]+\\}", "[^/]+", re.escape(path)), request.url.path):
+            found.update(verb.upper() for verb in verbs)
+    return sorted(found)
+
+
+def _no_object(request: Request, body: Any) -> str:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if body is None and request.headers.get("content-length", "0") == "0":
+        return "the body is empty; send a JSON object, {} where there is nothing to say"
+    if kind != "application/json" and not kind.endswith("+json"):
+        return f"the body's Content-Type is {kind or 'not given'}; send a JSON object as application/json"
+    return "the body must be a JSON object"
 
 
 def describe(errors: Sequence[Any]) -> tuple[str | None, str]:

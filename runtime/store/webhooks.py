@@ -80,9 +80,7 @@ async def change(db: Database, tenant_id: str, webhook_id: str, given: Mapping[s
         raise NotFound(f"there is no webhook {webhook_id}")
 
 
-async def rotate(
-    db: Database, tenant_id: str, webhook_id: str, request_id: str, secret: str, overlap_s: float
-) -> bool:
+async def rotate(db: Database, tenant_id: str, webhook_id: str, request_id: str, secret: str, overlap_s: float) -> bool:
     """The present secret signs beside the new one for `overlap_s`. False where this request did so before. Raises
     NotFound."""
     await get(db, tenant_id, webhook_id)
@@ -153,7 +151,7 @@ async def delivery(db: Database, tenant_id: str, webhook_id: str, delivery_id: s
 
 
 async def replay(db: Database, tenant_id: str, webhook_id: str, delivery_id: str, request_id: str) -> None:
-    """Send it again, under the same id. Raises NotFound; Conflict while it is being sent, or its webhook is disabled."""
+    """Send it again, under the same id. Raises NotFound; Conflict while it is sent, or its webhook is disabled."""
     row = await delivery(db, tenant_id, webhook_id, delivery_id)
     if row["replayed_by"] == request_id:
         return

@@ -80,7 +80,8 @@ def _headers(value: dict[str, Value]) -> dict[str, Value]:
     return value
 
 
-def _url(value: str) -> str:
+def http_url(value: str) -> str:
+    """Raises ValueError unless it is an address that a client understands."""
     try:
         parts = urlsplit(value)
         port = parts.port
@@ -155,7 +156,7 @@ class HttpTool(Described):
     effect: Literal["pure", "idempotent", "unsafe"] | None = None  # None: idempotent for GET and HEAD, else unsafe
 
     _headers = field_validator("headers")(_headers)
-    _address = field_validator("url")(_url)
+    _address = field_validator("url")(http_url)
 
     @model_validator(mode="after")
     def _placeholders_are_arguments(self) -> Self:
@@ -203,7 +204,7 @@ class McpTool(Tool):
     @field_validator("url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        return None if value is None else _url(value)
+        return None if value is None else http_url(value)
 
     @model_validator(mode="after")
     def _one_way_to_reach_it(self) -> Self:
