@@ -21,6 +21,7 @@ from kvtier import TierError
 from runtime.cli_agents import agents
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
+from runtime.cli_schedules import schedules
 from runtime.cli_secrets import secrets
 from runtime.cli_webhooks import webhooks
 from runtime.errors import StartupError, TenutoError
@@ -158,7 +159,7 @@ def engine(address: str | None, as_json: bool) -> None:
         Console().print(engine_view.view(card, stats))
 
 
-for command in (kv, nodes, node, reconcile, release, secrets, agents, webhooks):
+for command in (kv, nodes, node, reconcile, release, secrets, agents, webhooks, schedules):
     main.add_command(command)
 
 

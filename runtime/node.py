@@ -15,7 +15,7 @@ from temporalio.worker import Interceptor, Worker
 
 from engine import EngineError
 from engine.tokens import load_chat_format, publish_chat
-from runtime import delivery, kv_audit, webhooks
+from runtime import delivery, kv_audit, schedules, webhooks
 from runtime.draining import Drain
 from runtime.engines import EngineLink
 from runtime.kv_log import drain_forever
@@ -80,6 +80,7 @@ async def serve(settings: Settings) -> None:
             temporal=client,
             blob_lock=BlobLock(settings.blobs_lock_path),
             sealer=sealer,
+            kv_encryption=settings.kv_encryption == "on",
             shares=settings.shared_kv is not None,
         )
         await sandboxes.forget_spares(db, settings.node_id, boot)
@@ -95,6 +96,7 @@ async def serve(settings: Settings) -> None:
             _rest_forever(services, settings.sandbox_idle_s),
             delivery.reconcile_forever(client, db),
             webhooks.hand_over_forever(client, db),
+            schedules.reconcile_forever(client, db),
             drain_forever(engine, db),
             _sweep_forever(db, settings.retention_days),
         ):

@@ -21,6 +21,9 @@ APPLY = "apply"
 FAIL = "fail"
 FINISH = "finish"
 SEND_WEBHOOK = "send_webhook"
+FIRE = "fire"
+LOOK_AT_RUN = "look_at_run"
+CANCEL_RUN = "cancel_run"
 
 
 class ErrorType:
@@ -141,6 +144,19 @@ class DeliveryIn:
 @dataclass(frozen=True)
 class DeliveryOut:
     wait_s: float  # until the next try; 0: there is none
+
+
+@dataclass(frozen=True)
+class FiringIn:
+    """One firing of a schedule; its name is the id of the workflow that Temporal started for it."""
+
+    schedule_id: str
+    firing: str = ""
+
+
+@dataclass(frozen=True)
+class RunOut:
+    over: bool
 
 
 def delivery_workflow_id(what: DeliveryIn) -> str:

@@ -38,6 +38,7 @@ class Services:
     sandbox_egress: tuple[Entry, ...] = ()  # within which sessions may open their sandboxes
     lookup: Resolve = resolve  # the name service, for what leaves sandboxes
     sealer: Sealer = field(default_factory=Sealer)  # opens what the record keeps sealed
+    kv_encryption: bool = False  # whether tiers are encrypted, by sharing domain
     shares: bool = False  # there is a store from which other nodes can take pages
     leaving: Leaving = field(default_factory=Leaving)
     coming_back: ComingBack = field(default_factory=ComingBack)

@@ -1,4 +1,4 @@
-"""Deliveries of webhooks at the node: a real server that checks the signatures itself, and is not always in the mood."""
+"""Deliveries of webhooks at the node, to a real server that checks the signatures itself and now and then says no."""
 
 from __future__ import annotations
 
