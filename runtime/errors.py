@@ -18,6 +18,9 @@ TenutoError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class TenutoError(Exception):
     """Base of everything that the runtime raises on purpose."""
@@ -31,6 +34,10 @@ class RequestError(TenutoError):
         super().__init__(message)
         self.param = param
         self.code = code or type(self).code
+
+    def as_told(self) -> dict[str, Any]:
+        """For a row, where another process finds it."""
+        return {"status": self.status, "code": self.code, "message": str(self), "param": self.param}
 
 
 class InvalidRequest(RequestError):
@@ -60,6 +67,13 @@ class Conflict(RequestError):
 class TooLarge(RequestError):
     status = 413
     code = "request_too_large"
+
+
+def refusal(told: Mapping[str, Any]) -> RequestError:
+    """The inverse of `as_told`."""
+    kinds = {one.status: one for one in (NotFound, Conflict, TooLarge, Forbidden, Unauthorized)}
+    kind = kinds.get(told.get("status", 0), InvalidRequest)
+    return kind(str(told["message"]), param=told.get("param"), code=told.get("code"))
 
 
 class Unavailable(TenutoError):

@@ -28,7 +28,7 @@ from runtime.steps.collecting import collect_all
 from runtime.steps.leaving import Watched
 from runtime.steps.resting import SpareBook, release_idle, usual_spec
 from runtime.steps.sharing import share_at_rest
-from runtime.store import Database, fleet, retention, sandboxes
+from runtime.store import Database, errands, fleet, retention, sandboxes
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Budget, Driver, Pool, choose_driver
 from workflows.contract import NODES_QUEUE, THINK, node_queue
@@ -159,6 +159,7 @@ async def _sweep_forever(db: Database, keep_days: float) -> None:
         try:
             if swept := await retention.sweep(db, keep_days):
                 log.info("removed the record of %d sessions that ended over %g days ago", swept, keep_days)
+            await errands.sweep(db)
         except Exception:
             log.exception("the record could not be swept; trying again")
         await asyncio.sleep(SWEEP_EVERY_S)

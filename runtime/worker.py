@@ -17,9 +17,10 @@ from runtime.process import announce_ready, connect_temporal, run, until_stopped
 from runtime.release import DEPLOYMENT, build_id
 from runtime.settings import Settings
 from workflows.contract import SESSIONS_QUEUE
+from workflows.errand import ErrandWorkflow
 from workflows.session import SessionWorkflow
 
-WORKFLOWS: tuple[type, ...] = (SessionWorkflow,)
+WORKFLOWS: tuple[type, ...] = (SessionWorkflow, ErrandWorkflow)
 
 # Modules of the workflows are loaded once, not for each session: a parked one then holds a tenth of the memory. What
 # determinism needs of them is tested under the runner's full restrictions.

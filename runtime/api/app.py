@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from runtime.api import admin, approvals, commands, models, outputs, problems, sessions
+from runtime.api import admin, approvals, changes, commands, files, models, outputs, problems, sessions
 from runtime.api.guard import Db, Guard
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
@@ -17,6 +17,7 @@ from runtime.process import connect_temporal
 from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
+from sandbox import BlobStore
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -28,6 +29,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.chat = await asyncio.to_thread(models.load_chat, settings.model_path)
             app.state.hub = Hub(db)
             app.state.sending = set()
+            app.state.blobs = BlobStore(settings.blobs_dir)  # those that a node of this machine has
             app.state.kv_encryption = settings.kv_encryption == "on"
             app.state.egress = Egress(settings.egress_allow)
             app.state.sandbox_egress = settings.sandbox_egress_allow
@@ -47,6 +49,8 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(sessions.router)
     app.include_router(commands.router)
     app.include_router(approvals.router)
+    app.include_router(files.router)
+    app.include_router(changes.router)
     app.include_router(outputs.router)
     app.include_router(models.router)
     app.include_router(admin.router)

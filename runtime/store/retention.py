@@ -22,6 +22,7 @@ _TABLES = (
     "kv_decisions",
     "session_tools",
     "sandboxes",
+    "errands",
     "sessions",
 )
 
