@@ -94,7 +94,7 @@ async def serve(settings: Settings) -> None:
             drain_forever(engine, db),
             _sweep_forever(db, settings.retention_days),
         ):
-            async with services.pool, _workers(client, services):
+            async with services.pool, serving(client, services):
                 announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)
                 await until_stopped()
                 await drain.on_the_way_out()
@@ -208,7 +208,7 @@ async def _beat(s: Services, drain: Drain) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _workers(client: Client, services: Services) -> AsyncIterator[None]:
+async def serving(client: Client, services: Services) -> AsyncIterator[None]:
     """One worker for steps that belong here, one for what any node may take."""
 
     async def completed(kind: str, what: Any) -> None:

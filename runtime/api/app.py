@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from runtime.api import admin, approvals, changes, commands, files, models, outputs, problems, sessions
+from runtime.api import admin, approvals, changes, commands, files, intents, models, outputs, problems, sessions
 from runtime.api.guard import Db, Guard
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
@@ -51,6 +51,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(approvals.router)
     app.include_router(files.router)
     app.include_router(changes.router)
+    app.include_router(intents.router)
     app.include_router(outputs.router)
     app.include_router(models.router)
     app.include_router(admin.router)

@@ -106,7 +106,7 @@ async def read_file(
     session_id: Id, path: FilePath, request: Request, db: Db, tenant: Tenant, step: Step = None
 ) -> Response:
     """A file's bytes, now or at the checkpoint of a step; at most 64 MiB."""
-    asked: dict[str, Any] = {"path": checked_path(path), "at": 0, "most": 8 * PIECE}
+    asked: dict[str, Any] = {"path": checked_path(path), "at": 0, "most": 4 * PIECE}
     ask = await workspace_at(request, db, tenant, session_id, step)
     about, first = await ask("read", asked)
 

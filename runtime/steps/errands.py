@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from runtime import workspaces
 from runtime.errors import InvalidRequest, NotFound, RequestError
+from runtime.steps import asking_engine
 from runtime.steps.services import Services
 from runtime.store import errands
 from runtime.store.errands import Errand
@@ -37,4 +38,12 @@ async def _read(s: Services, errand: Errand) -> Answer:
     return await asyncio.to_thread(workspaces.answered, s.blobs, errand.kind, errand.request)
 
 
-KINDS: Mapping[str, _Work] = {"list": _read, "read": _read, "size": _read, "diff": _read}
+KINDS: Mapping[str, _Work] = {
+    "list": _read,
+    "read": _read,
+    "size": _read,
+    "diff": _read,
+    "kv": asking_engine.intend,
+    "engine": asking_engine.describe,
+    "audit": asking_engine.audit,
+}

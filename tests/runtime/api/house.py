@@ -1,0 +1,146 @@
+"""The API with a worker and a node whose sandboxes are real; there is no engine, so nothing thinks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from engine.tokens import load_chat_format
+from runtime.api import make_app
+from runtime.node import serving
+from runtime.settings import Settings
+from runtime.steps.blob_lock import BlobLock
+from runtime.steps.resting import usual_spec
+from runtime.steps.services import Services
+from runtime.store import Database, fleet
+from runtime.worker import make_worker
+from sandbox import BlobStore, Budget, Pool
+from sandbox.bubblewrap import BubblewrapDriver
+from tests.runtime.tools.conftest import CARD, LIBRARIES, NoEngine
+from workflows.contract import node_queue
+
+KEY = "tk_test"
+CARD_SHOWN = {"model": "m", "context_length": 8192, "fingerprint": "f"}
+
+
+class Quiet(NoEngine):
+    """It is there, as far as placing a session goes."""
+
+    async def ready(self, timeout_s: float) -> bool:
+        return True
+
+
+@dataclass
+class House:
+    """A user's client, and what stands behind it."""
+
+    app: FastAPI
+    client: httpx.AsyncClient
+    db: Database
+    services: Services
+    other: httpx.AsyncClient  # of another tenant
+
+    async def session(self, **config: Any) -> str:
+        answer = await self.client.post("/v1/sessions", json={"model": "m", **config})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    async def events(self, session_id: str) -> list[str]:
+        found = await self.client.get(f"/v1/sessions/{session_id}/events", params={"limit": 1000})
+        return [event["type"] for event in found.json()["data"]]
+
+
+@contextlib.asynccontextmanager
+async def open_house(dsn: str, temporal: str, model: Path, home: Path, node_home: Path) -> AsyncIterator[House]:
+    namespace = await _namespace(temporal)
+    settings = Settings.load(
+        {},
+        {
+            "TENUTO_HOME": str(home),
+            "TENUTO_POSTGRES_DSN": dsn,
+            "TENUTO_TEMPORAL_ADDRESS": temporal,
+            "TENUTO_TEMPORAL_NAMESPACE": namespace,
+            "TENUTO_MODEL": str(model),
+        },
+    )
+    settings.admin_key_path.write_text(KEY)
+    tokenizer, chat = load_chat_format(model)
+    driver = await BubblewrapDriver.open(node_home, home / "run")
+    pool = Pool(driver, usual_spec((LIBRARIES,)), Budget(most=0))
+    blobs, lock = BlobStore(settings.blobs_dir), BlobLock(settings.blobs_lock_path)
+    engine: Any = Quiet()
+    app = make_app(settings)
+    async with Database(dsn) as db:
+        services = Services("n", "b", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock, pool)
+        described = {"backend": "bubblewrap", "isolation": driver.isolation, "limits": {}, "notes": [], "pool": {}}
+        await fleet.register_node(db, "n", "b", node_queue("n", "b"), {**CARD_SHOWN, "model": CARD.model}, described)
+        client = await Client.connect(temporal, namespace=namespace)
+        async with (
+            app.router.lifespan_context(app),
+            make_worker(client, deployment_config=None),
+            serving(client, services),
+            _beating(db),
+            _client(app, KEY) as user,
+            _client(app, await _another_tenant(db)) as other,
+        ):
+            yield House(app, user, db, services, other)
+        await driver.reap([])
+
+
+def _client(app: FastAPI, key: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers, timeout=60)
+
+
+async def _another_tenant(db: Database) -> str:
+    key = "tk_other"
+    await db.execute("INSERT INTO tenants (tenant_id, salt) VALUES ('other', sha256('other'))")
+    await db.execute(
+        "INSERT INTO api_keys (key_id, tenant_id, sha256, scope) VALUES ('k', 'other', sha256($1), 'use')", key.encode()
+    )
+    return key
+
+
+@contextlib.asynccontextmanager
+async def _beating(db: Database) -> AsyncIterator[None]:
+    async def beat() -> None:
+        while True:
+            await fleet.heartbeat(db, "n", "b")
+            await asyncio.sleep(1)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _namespace(address: str) -> str:
+    """One of its own: what other tests left in Temporal is nobody's here."""
+    name = f"house-{uuid.uuid4().hex[:8]}"
+    client = await Client.connect(address)
+    keep = Duration()
+    keep.FromTimedelta(datetime.timedelta(days=1))
+    asked = RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=keep)
+    await client.workflow_service.register_namespace(asked)
+    inside = await Client.connect(address, namespace=name)
+    while True:
+        with contextlib.suppress(RPCError):
+            await inside.count_workflows("")
+            return name
+        await asyncio.sleep(0.1)
