@@ -21,6 +21,7 @@ from sandbox.allow import Entry
 from sandbox.spec import canonical
 
 MAX_SERVERS = 8
+_CHOICES = ("auto", "none", "required")  # of tool_choice, beside a tool's name
 
 
 class Body(Frozen):
@@ -188,7 +189,7 @@ class MessageIn(Body):
     """A message to a session. `tool_choice` holds for `max_tool_rounds` thinks, the last answer is without tools."""
 
     content: str = Field(min_length=1, max_length=1_000_000)
-    tool_choice: str = "auto"
+    tool_choice: str = Field(default="auto", min_length=1, max_length=200)
     max_tool_rounds: int = Field(default=8, ge=0, le=1000)
     on_busy: OnBusy | None = None  # None: as the session says
 
@@ -206,11 +207,32 @@ class MessageIn(Body):
             )
 
 
+def _ensure_choices(config: SessionConfig) -> None:
+    """Raises ValueError where a tool has a name that tool_choice takes for another thing, here or in sessions that are
+    tools of this one, or where such a session's own tool_choice names nothing of it."""
+    for tool in config.declared:
+        if tool.name in _CHOICES:
+            raise ValueError(f"tools: {tool.name!r} is what tool_choice says; give the tool another name")
+        if isinstance(tool, SessionTool):
+            child = config.of_child(tool)
+            try:
+                MessageIn(content="x", tool_choice=tool.tool_choice).check_against(child)
+            except ValueError as error:
+                raise ValueError(f"tools: {tool.name}: {error}") from None
+            _ensure_choices(child)
+
+
 class SessionIn(SessionConfig, Body):
     """The body of POST /v1/sessions: the configuration, and optionally a seed."""
 
     model: str = Field(default="", max_length=200)  # empty: the model that the engine serves
     seed: int | None = Field(default=None, ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _names_can_be_chosen(self) -> SessionIn:
+        """Asked of what is new only: sessions that an earlier release took must go on."""
+        _ensure_choices(self)
+        return self
 
     @model_validator(mode="after")
     def _files_fit(self) -> SessionIn:

@@ -7,7 +7,8 @@ TenutoError
 │   ├── InvalidRequest        400 (names the field)
 │   ├── TooLarge              413
 │   ├── Unauthorized          401
-│   └── Forbidden             403
+│   ├── Forbidden             403
+│   └── TooManyRequests       429 (says when to come again)
 ├── Unavailable               503, try again
 ├── StaleEpoch                someone newer owns the session; the writer must stop
 ├── IllegalTransition         a state change that the table does not have
@@ -67,6 +68,17 @@ class Conflict(RequestError):
 class TooLarge(RequestError):
     status = 413
     code = "request_too_large"
+
+
+class TooManyRequests(RequestError):
+    """The same request may work in `retry_after_s` seconds."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: int, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
 
 
 def refusal(told: Mapping[str, Any]) -> RequestError:

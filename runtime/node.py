@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.worker import Interceptor, Worker
 
 from engine import EngineError
-from engine.tokens import load_chat_format
+from engine.tokens import load_chat_format, publish_chat
 from runtime import delivery, kv_audit
 from runtime.draining import Drain
 from runtime.engines import EngineLink
@@ -28,7 +28,7 @@ from runtime.steps.collecting import collect_all
 from runtime.steps.leaving import Watched
 from runtime.steps.resting import SpareBook, release_idle, usual_spec
 from runtime.steps.sharing import share_at_rest
-from runtime.store import Database, errands, fleet, retention, sandboxes
+from runtime.store import Database, chats, errands, fleet, retention, sandboxes
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Budget, Driver, Pool, choose_driver
 from workflows.contract import NODES_QUEUE, THINK, node_queue
@@ -104,7 +104,9 @@ async def _register(s: Services, settings: Settings) -> None:
     queue = node_queue(s.node_id, s.boot)
     card = s.engine.card.as_message()
     address = settings.engine_address_required
-    await fleet.register_node(s.db, s.node_id, s.boot, queue, card, await _sandboxes(s), address)
+    published = await asyncio.to_thread(publish_chat, s.tokenizer, s.chat)
+    await chats.publish(s.db, published.digest, published.data)
+    await fleet.register_node(s.db, s.node_id, s.boot, queue, card, await _sandboxes(s), address, published.digest)
 
 
 async def reap(db: Database, driver: Driver) -> list[str]:

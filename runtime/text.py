@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+MAX_DEPTH = 64  # of a body; the deepest that makes sense, a tool's schema, needs a quarter of it
 # An escaped NUL, not the text `\u0000` with its backslash escaped.
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
@@ -16,17 +17,19 @@ def as_jsonb(value: Any) -> str:
     return _NUL.sub("\\1\ufffd", re.sub("[\ud800-\udfff]", "\ufffd", text))
 
 
-def fault(value: Any, where: str = "") -> str | None:
-    """What is wrong with the strings of a body, or None."""
+def fault(value: Any, where: str = "", depth: int = 0) -> str | None:
+    """What is wrong with the strings of a body, or with how deep it goes; None: nothing."""
+    if depth > MAX_DEPTH:
+        return f"{where[:80]}…: goes deeper than {MAX_DEPTH} levels"
     if isinstance(value, str):
         if "\0" in value:
             return f"{where}: must not contain the character NUL"
         if re.search("[\ud800-\udfff]", value):
             return f"{where}: must not contain half of a surrogate pair"
-    elif isinstance(value, dict):
-        pairs = [(key, "a name in " + (where or "the body")) for key in value]
-        pairs += [(item, f"{where}.{key}".lstrip(".")) for key, item in value.items()]
-        return next((found for item, place in pairs if (found := fault(item, place))), None)
+    parts: list[tuple[Any, str]] = []
+    if isinstance(value, dict):
+        parts = [(key, "a name in " + (where or "the body")) for key in value]
+        parts += [(item, f"{where}.{key}".lstrip(".")) for key, item in value.items()]
     elif isinstance(value, list):
-        return next((found for i, item in enumerate(value) if (found := fault(item, f"{where}.{i}".lstrip(".")))), None)
-    return None
+        parts = [(item, f"{where}.{i}".lstrip(".")) for i, item in enumerate(value)]
+    return next((found for item, place in parts if (found := fault(item, place, depth + 1))), None)

@@ -3,6 +3,7 @@
 from engine.errors import ToolSchemaError
 from engine.tokens.chat import ChatFormat, load_chat_format
 from engine.tokens.grammar import check_grammar, tool_grammar
+from engine.tokens.published import PublishedChat, publish_chat, read_chat
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
 from engine.tokens.vocabulary import StreamDecoder, Tokenizer, load_tokenizer
 
@@ -10,6 +11,7 @@ __all__ = [
     "Call",
     "ChatFormat",
     "Parsed",
+    "PublishedChat",
     "StreamDecoder",
     "Tokenizer",
     "ToolResult",
@@ -18,5 +20,7 @@ __all__ = [
     "check_grammar",
     "load_chat_format",
     "load_tokenizer",
+    "publish_chat",
+    "read_chat",
     "tool_grammar",
 ]

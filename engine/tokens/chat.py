@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TemplateError
-from engine.modelfile import open_model
+from engine.modelfile import ChatTemplate, open_model
 from engine.tokens.grammar import CALL_CLOSE, CALL_OPEN, Choice, tool_grammar
 from engine.tokens.scaffold import Scaffold, Template, learn
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
@@ -39,6 +39,7 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Tokenizer, template: str, bos: str = "") -> None:
         self._tokenizer = tokenizer
+        self.template = ChatTemplate(template, bos)
         self._template = Template(template, bos, self._eos_text())
         self._scaffold: Scaffold = learn(self._template)
         self._opening_text = lru_cache(maxsize=256)(self._render_opening)

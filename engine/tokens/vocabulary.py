@@ -58,6 +58,7 @@ class Tokenizer:
     """
 
     def __init__(self, tables: Tables) -> None:
+        self.tables = tables
         self._tokens = tables.tokens
         self._bytes = tables.pieces
         self._control = frozenset(i for i, kind in enumerate(tables.kinds) if kind == CONTROL)

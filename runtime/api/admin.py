@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 
 from runtime import reconcile
+from runtime.api.documented import Id, Page, Shape, refusals
 from runtime.api.guard import Db, admin
 from runtime.store import fleet
 
@@ -15,7 +16,35 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"])
 Admin = Annotated[None, Depends(admin)]
 
 
-@router.get("/nodes")
+class NodeOut(Shape):
+    """A node as its last heartbeat left it. `sandboxes`: its driver, the limits that hold, and its pool."""
+
+    id: str
+    object: Literal["node"]
+    state: Literal["up", "draining", "drained", "down"]
+    boot: str
+    model: str
+    sandbox: str | None
+    sandboxes: dict[str, Any]
+    engine: str | None
+    heartbeat_age_s: float
+    sessions: int
+    running: int
+
+
+class ReconciliationOut(Shape):
+    """How many sessions are open; of these: how many run, were started again, have had no message, could not be
+    reached."""
+
+    object: Literal["reconciliation"]
+    open: int
+    running: int
+    restarted: int
+    not_begun: int
+    failed: int
+
+
+@router.get("/nodes", response_model=Page[NodeOut])
 async def list_nodes(db: Db, _: Admin) -> dict[str, Any]:
     """Every node that has ever been here: its state, how old its last heartbeat is, and its open sessions."""
     data = [_node(row) for row in await fleet.nodes(db)]
@@ -23,14 +52,14 @@ async def list_nodes(db: Db, _: Admin) -> dict[str, Any]:
     return {"object": "list", "data": data, "has_more": False, **ends}
 
 
-@router.post("/nodes/{node_id}/drain", status_code=202)
-async def drain(node_id: str, db: Db, _: Admin) -> dict[str, Any]:
+@router.post("/nodes/{node_id}/drain", status_code=202, response_model=NodeOut, responses=refusals(404))
+async def drain(node_id: Id, db: Db, _: Admin) -> dict[str, Any]:
     """The node takes no more sessions, and hands over those that it has. Idempotent; follow it with GET."""
     await fleet.ask_to_drain(db, node_id)
     return next(_node(row) for row in await fleet.nodes(db) if row["node_id"] == node_id)
 
 
-@router.post("/reconcile")
+@router.post("/reconcile", response_model=ReconciliationOut)
 async def reconcile_sessions(request: Request, db: Db, _: Admin) -> dict[str, Any]:
     """Make sure that every open session has a workflow, and say of how many that was not so."""
     return {"object": "reconciliation", **(await reconcile.everything(request.app.state.temporal, db)).as_json()}

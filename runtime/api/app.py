@@ -5,12 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 
-from runtime.api import admin, approvals, changes, commands, files, intents, models, outputs, problems, sessions
-from runtime.api.guard import Db, Guard
+from runtime.api import (
+    admin,
+    approvals,
+    changes,
+    commands,
+    documented,
+    files,
+    intents,
+    models,
+    outputs,
+    problems,
+    queries,
+    sessions,
+)
+from runtime.api.chats import Chats
+from runtime.api.documented import Shape
+from runtime.api.guard import Authenticated, Db, Guard
+from runtime.api.request_id import RequestIds
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
@@ -26,7 +42,7 @@ def make_app(settings: Settings) -> FastAPI:
         async with Database(settings.postgres_dsn_required, patience_s=20.0, size=16) as db:
             app.state.db = db
             app.state.temporal = await connect_temporal(settings)
-            app.state.chat = await asyncio.to_thread(models.load_chat, settings.model_path)
+            app.state.chats = Chats()
             app.state.hub = Hub(db)
             app.state.sending = set()
             app.state.blobs = BlobStore(settings.blobs_dir)  # those that a node of this machine has
@@ -43,8 +59,17 @@ def make_app(settings: Settings) -> FastAPI:
                     task.cancel()
                 await asyncio.gather(listening, *app.state.sending, return_exceptions=True)
 
-    app = FastAPI(title="Tenuto", version="0.1.0", lifespan=lifespan, openapi_url="/v1/openapi.json")
+    app = FastAPI(
+        title="Tenuto",
+        version="0.1.0",
+        description="Agent sessions that are durable, with a sandbox each, whose KV waits while their tools run.",
+        lifespan=lifespan,
+        openapi_url="/v1/openapi.json",
+        dependencies=[Depends(queries.only_known)],
+    )
+    app.add_middleware(Authenticated)  # the last one that is added sees a request first
     app.add_middleware(Guard)
+    app.add_middleware(RequestIds)
     problems.install(app)
     app.include_router(sessions.router)
     app.include_router(commands.router)
@@ -56,16 +81,28 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(models.router)
     app.include_router(admin.router)
     _health(app)
+    documented.describe(app)
     return app
+
+
+class Alive(Shape):
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(Shape):
+    """`checks`: what is needed, and ok or what is wrong with it."""
+
+    status: Literal["ready", "not ready"]
+    checks: dict[str, str]
 
 
 def _health(app: FastAPI) -> None:
     @app.get("/healthz", tags=["health"])
-    async def healthz() -> dict[str, str]:
+    async def healthz() -> Alive:
         """This process answers."""
-        return {"status": "ok"}
+        return Alive()
 
-    @app.get("/readyz", tags=["health"])
+    @app.get("/readyz", tags=["health"], response_model=Readiness, responses={503: {"model": Readiness}})
     async def readyz(db: Db, response: Response) -> dict[str, Any]:
         """Whether a session could be run now, and what is missing if not."""
         checks: dict[str, str] = {}

@@ -11,16 +11,16 @@ from pydantic import Field, model_validator
 
 from runtime import delivery
 from runtime.api import views
+from runtime.api.documented import After, Id, Limit, Page, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.sending import send
+from runtime.api.shapes import QuestionOut
 from runtime.config import Body, BudgetLimits
 from runtime.errors import NotFound
 from runtime.store import questions
 from runtime.store.budgets import MEASURES
 
-router = APIRouter(prefix="/v1/approvals", tags=["approvals"])
-
-Limit = Annotated[int, Query(ge=1, le=1000)]
+router = APIRouter(prefix="/v1/approvals", tags=["approvals"], responses=refusals(404))
 
 
 # What comes with a decision.
@@ -67,29 +67,29 @@ class AnswerIn(Body):
         return said | ({"budget": self.budget.model_dump(exclude_unset=True)} if self.decision == "raise" else {})
 
 
-@router.get("")
+@router.get("", response_model=Page[QuestionOut])
 async def list_approvals(
     db: Db,
     tenant: Tenant,
     limit: Limit = 100,
     state: Literal["open", "answered", "expired", "void"] | None = "open",
-    session: str | None = None,
-    after: str | None = None,
+    session: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    after: After = None,
 ) -> dict[str, Any]:
     """Oldest first: open ones by default."""
     return await views.questions(db, tenant, limit, state, session, after)
 
 
-@router.get("/{question_id}")
-async def get(question_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.get("/{question_id}", response_model=QuestionOut)
+async def get(question_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
     found = await views.question(db, tenant, question_id)
     if found is None:
         raise NotFound(f"there is no question {question_id}")
     return found
 
 
-@router.post("/{question_id}")
-async def answer(question_id: str, body: AnswerIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.post("/{question_id}", response_model=QuestionOut, responses=refusals(409))
+async def answer(question_id: Id, body: AnswerIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Answer once; the same answer again is a no-op, another one is refused."""
     command_id = await questions.answer(db, tenant, question_id, body.given())
     found = await get(question_id, db, tenant)

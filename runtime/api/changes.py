@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ConfigDict, Field, field_validator
@@ -36,7 +36,10 @@ BYTES: Final[dict[str, Any]] = {
     }
 }
 Mode = Annotated[str, Query(pattern=r"^[01]?[0-7]{3}$", description="Permissions in octal.")]
-LATER: Final[dict[int | str, dict[str, Any]]] = {202: {"description": "Accepted; it is done in its turn."}}
+Wait = Annotated[
+    float | None, Query(ge=0, le=60, description="Seconds to wait for it to be done; then the answer is 202.")
+]
+LATER: Final = "Accepted; it is done in its turn."
 
 
 class Altered(Shape):
@@ -140,7 +143,10 @@ class Ran(Shape):
     not_kept: list[str] = Field(default=[], description="What no snapshot keeps, and why.")
 
 
-@router.put("/files/{path:path}", responses={**LATER, **refusals(404, 409)}, openapi_extra=BYTES)
+OF_A_CHANGE: Final = {202: {"model": Altered, "description": LATER}, **refusals(404, 409)}
+
+
+@router.put("/files/{path:path}", responses=OF_A_CHANGE, openapi_extra=BYTES)
 async def write_file(
     session_id: Id,
     path: FilePath,
@@ -149,27 +155,33 @@ async def write_file(
     db: Db,
     tenant: Tenant,
     mode: Mode = "0644",
+    wait_s: Wait = None,
 ) -> Altered:
     """Put a file into the workspace, its folders made, what was there replaced. The body is its bytes (8 MiB at most).
     Not while the session works."""
     argument = {"path": checked_path(path), "mode": int(mode, 8)}
     body = await request.body()
-    return await _altered(request, response, db, tenant, session_id, "write", argument, body)
+    accepted = await _accept(request, db, tenant, session_id, "write", argument, body)
+    return _as_altered(session_id, await _outcome(request, response, db, accepted, wait_s))
 
 
-@router.delete("/files/{path:path}", responses={**LATER, **refusals(404, 409)})
+@router.delete("/files/{path:path}", responses=OF_A_CHANGE)
 async def remove_file(
-    session_id: Id, path: FilePath, request: Request, response: Response, db: Db, tenant: Tenant
+    session_id: Id, path: FilePath, request: Request, response: Response, db: Db, tenant: Tenant, wait_s: Wait = None
 ) -> Altered:
     """Remove a file, a link, or a folder with all that is in it."""
-    return await _altered(request, response, db, tenant, session_id, "remove", {"path": checked_path(path)}, None)
+    accepted = await _accept(request, db, tenant, session_id, "remove", {"path": checked_path(path)}, None)
+    return _as_altered(session_id, await _outcome(request, response, db, accepted, wait_s))
 
 
-@router.post("/archive", responses={**LATER, **refusals(404, 409)}, openapi_extra=BYTES)
-async def unpack(session_id: Id, request: Request, response: Response, db: Db, tenant: Tenant) -> Altered:
+@router.post("/archive", responses=OF_A_CHANGE, openapi_extra=BYTES)
+async def unpack(
+    session_id: Id, request: Request, response: Response, db: Db, tenant: Tenant, wait_s: Wait = None
+) -> Altered:
     """Put all files of a tar archive (plain, gzip, bzip2 or xz; 8 MiB at most) into the workspace, over what is there.
     Absolute names, `..`, links that leave the workspace and devices are refused, and nothing is changed then."""
-    return await _altered(request, response, db, tenant, session_id, "unpack", {}, await request.body())
+    accepted = await _accept(request, db, tenant, session_id, "unpack", {}, await request.body())
+    return _as_altered(session_id, await _outcome(request, response, db, accepted, wait_s))
 
 
 @router.get("/changes/{change_id}", responses=refusals(404, 409))
@@ -179,14 +191,14 @@ async def get_change(session_id: Id, change_id: Id, db: Db, tenant: Tenant) -> A
     return _as_altered(session_id, await _found(db, session_id, change_id, of_exec=False))
 
 
-@router.post("/exec", responses={**LATER, **refusals(404, 409)})
+@router.post("/exec", responses={202: {"model": Ran, "description": LATER}, **refusals(404, 409)})
 async def execute(session_id: Id, body: ExecIn, request: Request, response: Response, db: Db, tenant: Tenant) -> Ran:
     """Run a command in the session's sandbox, as its tools run: same limits, same network, no secrets. Not while the
     session works; a message that comes meanwhile waits for it."""
     argument = {"command": body.argv, "timeout_s": body.timeout_s}
-    command_id = await _accept(request, db, tenant, session_id, "exec", argument, body.stdin.encode())
-    within_s = WITHIN_S + body.timeout_s
-    return _as_ran(session_id, await _outcome(request, response, db, session_id, command_id, "exec", within_s))
+    accepted = await _accept(request, db, tenant, session_id, "exec", argument, body.stdin.encode())
+    within_s = WITHIN_S + body.timeout_s if wait_s is None else wait_s
+    return _as_ran(session_id, await _outcome(request, response, db, accepted, within_s))
 
 
 @router.get("/exec/{exec_id}", responses=refusals(404, 409))
@@ -196,18 +208,10 @@ async def get_exec(session_id: Id, exec_id: Id, db: Db, tenant: Tenant) -> Ran:
     return _as_ran(session_id, await _found(db, session_id, exec_id, of_exec=True))
 
 
-async def _altered(
-    request: Request,
-    response: Response,
-    db: Database,
-    tenant: str,
-    session_id: str,
-    verb: str,
-    argument: dict[str, Any],
-    body: bytes | None,
-) -> Altered:
-    command_id = await _accept(request, db, tenant, session_id, verb, argument, body)
-    return _as_altered(session_id, await _outcome(request, response, db, session_id, command_id, verb, WITHIN_S))
+class Accepted(NamedTuple):
+    session_id: str
+    command_id: str
+    verb: str
 
 
 async def _accept(
@@ -218,29 +222,31 @@ async def _accept(
     verb: str,
     argument: dict[str, Any],
     body: bytes | None,
-) -> str:
+) -> Accepted:
     await views.owned(db, tenant, session_id)
     command_id = await made_before(request, db, tenant)
     if command_id is None or not await commands.exists(db, command_id):
         command_id = await id_for(request, db, tenant, "cmd")
         await commands.accept(db, tenant, session_id, command_id, verb, argument, body)
-    return command_id
+    return Accepted(session_id, command_id, verb)
 
 
 async def _outcome(
-    request: Request, response: Response, db: Database, session_id: str, command_id: str, verb: str, within_s: float
+    request: Request, response: Response, db: Database, accepted: Accepted, wait_s: float | None
 ) -> Outcome:
     """Once it is done, or as it stands then. Raises what it was refused with."""
-    deadline = time.monotonic() + within_s
+    session_id, command_id, verb = accepted
+    deadline = time.monotonic() + (WITHIN_S if wait_s is None else wait_s)
     with request.app.state.hub.subscribed(session_id) as woken:
         while True:
             woken.clear()  # before the read: whatever it does not see yet wakes
             found = await alterations.outcome(db, session_id, command_id)
             assert found is not None
+            if found.state == "accepted":
+                send(request, delivery.command(request.app.state.temporal, session_id, command_id, verb))
             left_s = deadline - time.monotonic()
             if found.state != "accepted" or left_s <= 0:
                 break
-            send(request, delivery.command(request.app.state.temporal, session_id, command_id, verb))
             try:
                 await asyncio.wait_for(woken.wait(), min(left_s, LOOK_EVERY_S))
             except TimeoutError:

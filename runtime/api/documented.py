@@ -56,6 +56,7 @@ class Problem(Shape):
     title: str
     status: int
     detail: str
+    request_id: str
     error: Fault
 
 

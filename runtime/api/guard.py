@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from fastapi.requests import HTTPConnection
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runtime.api import problems
 from runtime.api.problems import problem
-from runtime.errors import Forbidden, Unauthorized
-from runtime.store import Database, fleet
+from runtime.errors import Forbidden, RequestError, Unauthorized, Unavailable
+from runtime.store import Database, keys
+from runtime.store.keys import Caller
 
+OPEN: Final = frozenset({"/v1/openapi.json"})  # what it says of the API is no secret
 MAX_BODY_BYTES = 8 << 20
+_NO_KEY = "send your key as `Authorization: Bearer KEY`; the first one is in admin.key of TENUTO_HOME"
 _TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes"
 
 
@@ -37,7 +44,7 @@ class Guard:
         if refusal := self._refusal(headers):
             await problem(403, "forbidden_origin", refusal)(scope, receive, send)
             return
-        if int(headers.get("content-length") or 0) > MAX_BODY_BYTES:
+        if _announced(headers) > MAX_BODY_BYTES:
             await _too_large(scope, receive, send)
             return
         await self._app(scope, _Bounded(receive), send)
@@ -64,6 +71,12 @@ class Guard:
             return False
 
 
+def _announced(headers: Mapping[str, str]) -> int:
+    """Bytes of the body, as its header says; a server that lets others through has not read it yet."""
+    length = headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else 0
+
+
 class _Bounded:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -81,6 +94,33 @@ async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
     await problem(413, "request_too_large", _TOO_LARGE)(scope, receive, send)
 
 
+class Authenticated:
+    """ASGI middleware: whatever lies under /v1 takes a key. It is looked up here, once, before anything of the request
+    is read; routes find whose it is with `Who`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/") or scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        try:
+            caller = await keys.caller(scope["app"].state.db, _bearer(scope))
+        except (RequestError, Unavailable) as error:
+            await problems.of(error)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["caller"] = caller
+        await self._app(scope, receive, send)
+
+
+def _bearer(scope: Scope) -> str:
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized(_NO_KEY)
+    return key.strip()
+
+
 def database(request: Request) -> Database:
     db = request.app.state.db
     assert isinstance(db, Database)
@@ -90,22 +130,30 @@ def database(request: Request) -> Database:
 Db = Annotated[Database, Depends(database)]
 
 
-async def tenant(request: Request, db: Db) -> str:
-    """The tenant of the request's bearer key. Raises Unauthorized."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key:
-        raise Unauthorized("send your key as `Authorization: Bearer KEY`; the first one is in admin.key of TENUTO_HOME")
-    found = await fleet.tenant_of_key(db, key.strip())
-    if found is None:
-        raise Unauthorized("this API key is not known here, or was revoked")
-    return found
+def who(connection: HTTPConnection) -> Caller:
+    """Whose key the request was sent with. Raises Unauthorized."""
+    caller = getattr(connection.state, "caller", None)
+    if not isinstance(caller, Caller):
+        raise Unauthorized(_NO_KEY)
+    return caller
+
+
+Who = Annotated[Caller, Depends(who)]
+
+
+def tenant(caller: Who) -> str:
+    """The tenant of the request's key. Raises Unauthorized."""
+    return caller.tenant_id
 
 
 Tenant = Annotated[str, Depends(tenant)]
 
 
-async def admin(request: Request, db: Db, tenant_id: Tenant) -> None:
+def admin(caller: Who) -> Caller:
     """Raises Forbidden unless the request's key is of scope admin."""
-    key = request.headers.get("authorization", "").partition(" ")[2].strip()
-    if await fleet.scope_of_key(db, key) != "admin":
+    if caller.scope != "admin":
         raise Forbidden("this key may use sessions; what an operator does takes a key of scope admin")
+    return caller
+
+
+Admin = Annotated[Caller, Depends(admin)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
@@ -19,6 +19,8 @@ from runtime.store import errands
 router = APIRouter(prefix="/v1/sessions/{session_id}/kv", tags=["kv"])
 
 Intent = Literal["pin", "offload", "prefetch", "release"]
+_NOTHING: dict[str, Any] = {"status": "missing", "tier": None, "pages": 0, "bytes": 0, "ms": 0.0}
+_NOTHING["detail"] = "the session has no pages: nothing of it has been computed yet"
 _TAKES = {"tier": "offload", "ttl_s": "pin"}
 
 
@@ -84,6 +86,8 @@ async def intend(
             raise InvalidRequest(f"{field}: only {takes} takes it, not {intent}", param=field)
     row = await views.owned(db, tenant, session_id)
     errand_id = await made_before(request, db, tenant) or await id_for(request, db, tenant, "kvi")
+    if row["state"] == "created" or row["node_id"] is None:
+        return Receipt(id=errand_id, session_id=session_id, intent=intent, epoch=row["epoch"], **_NOTHING)
     await errands.ask(db, tenant, errand_id, "kv", {"intent": intent, **asked.model_dump()}, session_id)
     queues = await errands.queues(db, row["node_id"])
     if not queues:

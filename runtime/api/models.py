@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict
 
-from engine.tokens import ChatFormat, ToolSchemaError, load_chat_format, tool_grammar
+from engine.tokens import ChatFormat, ToolSchemaError, tool_grammar
+from runtime.api.documented import Id, Page, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.config import SessionConfig
-from runtime.errors import InvalidRequest, Unavailable
+from runtime.errors import InvalidRequest, NotFound, Unavailable
 from runtime.settings import ANY_IMAGE
 from runtime.specs import tool_specs
 from runtime.store import Database, fleet
@@ -22,39 +26,93 @@ from sandbox.allow import uncovered
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-@router.get("")
+class ModelOut(BaseModel):
+    """A model as OpenAI's clients expect it, with its engine's card beside."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [{"id": "qwen2.5-coder-0.5b-instruct", "object": "model", "created": 0, "owned_by": "tenuto"}]
+        },
+    )
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "tenuto"
+    context_length: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that a living node serves. `chat`: which format its tokens are counted by; None where the node is of a
+    release that did not say, and only the node itself can tell what fits."""
+
+    card: Mapping[str, Any]
+    chat: str | None
+
+    @property
+    def name(self) -> str:
+        return str(self.card["model"])
+
+    @property
+    def context_length(self) -> int:
+        return int(self.card["context_length"])
+
+
+async def served(db: Database) -> dict[str, Served]:
+    """By name. Of nodes that serve the same one, the first that says how its tokens are counted."""
+    found: dict[str, Served] = {}
+    for node in await fleet.nodes(db):
+        if node["alive"]:
+            name = node["card"]["model"]
+            if name not in found or found[name].chat is None:
+                found[name] = Served(node["card"], node["chat"])
+    return found
+
+
+@router.get("", response_model=Page[ModelOut])
 async def list_models(db: Db, tenant: Tenant) -> dict[str, Any]:
     """The models that live nodes serve, as OpenAI's clients expect them, with our card beside."""
-    cards = {node["card"]["model"]: node["card"] for node in await fleet.nodes(db) if node["alive"]}
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "tenuto", **card} for name, card in cards.items()]
-    return {"object": "list", "data": data}
+    found = sorted((await served(db)).items())
+    data = [{"id": name, **model.card} for name, model in found]
+    return {"data": data, "first_id": found[0][0] if found else None, "last_id": found[-1][0] if found else None}
 
 
-async def checked_model(db: Database, wanted: str) -> dict[str, Any]:
-    """The card of the model asked for (of the served one if none was). Raises InvalidRequest, Unavailable."""
-    cards = {node["card"]["model"]: node["card"] for node in await fleet.nodes(db) if node["alive"]}
-    if not cards:
+@router.get("/{model}", response_model=ModelOut, responses=refusals(404))
+async def get_model(model: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """One of them."""
+    found = (await served(db)).get(model)
+    if found is None:
+        raise NotFound(f"the model {model!r} is not served here")
+    return {"id": model, **found.card}
+
+
+async def checked_model(db: Database, wanted: str) -> Served:
+    """The model asked for (the served one if none was). Raises InvalidRequest, Unavailable."""
+    found = await served(db)
+    if not found:
         raise Unavailable("no node is up")
     if not wanted:
-        return dict(next(iter(cards.values())))
-    if wanted not in cards:
+        return next(iter(found.values()))
+    if wanted not in found:
         raise InvalidRequest(
-            f"model: {wanted!r} is not served here; there is {', '.join(sorted(cards))}",
+            f"model: {wanted!r} is not served here; there is {', '.join(sorted(found))}",
             param="model",
             code="model_not_found",
         )
-    return dict(cards[wanted])
+    return found[wanted]
 
 
-def ensure_tools_work(config: SessionConfig) -> None:
+async def ensure_tools_work(config: SessionConfig) -> None:
     """Raises InvalidRequest where a tool's schema can guide no model."""
     try:
         if specs := tool_specs(config):
-            tool_grammar(specs, "required")
+            await asyncio.to_thread(tool_grammar, specs, "required")
     except ToolSchemaError as error:
         raise InvalidRequest(f"tools: {error}", param="tools") from error
     for child in _children(config):
-        ensure_tools_work(child)
+        await ensure_tools_work(child)
 
 
 def _children(config: SessionConfig) -> list[SessionConfig]:
@@ -104,22 +162,25 @@ def ensure_reachable(request: Request, config: SessionConfig) -> None:
         ensure_reachable(request, child)
 
 
-def ensure_it_fits(
-    request: Request, config: SessionConfig, card: dict[str, Any], *, content: str = "", used: int = 0
+async def ensure_it_fits(
+    request: Request, db: Database, config: SessionConfig, model: Served, *, content: str = "", used: int = 0
 ) -> None:
     """Raises InvalidRequest (context_length_exceeded) if the prompt leaves no room for an answer."""
-    chat: ChatFormat = request.app.state.chat
-    tokens = used or len(chat.opening(config.system, tool_specs(config)))
-    tokens += len(chat.user(content)) if content else 0
-    if tokens + len(chat.assistant_open()) >= card["context_length"]:
+    if model.chat is None:
+        return
+    chat = await request.app.state.chats.of(db, model.chat)
+    # In a thread: a template is rendered by a process of its own, and a long text takes its time.
+    tokens, room = await asyncio.to_thread(_prompt_tokens, chat, config, content, used), model.context_length
+    if tokens >= room:
         field = "content" if content else "system"
         raise InvalidRequest(
             f"{field}: the transcript would have {tokens} tokens, the context of {config.model} holds"
-            f" {card['context_length']}; send less",
+            f" {room}; send less",
             param=field,
             code="context_length_exceeded",
         )
 
 
-def load_chat(model_path: Path) -> ChatFormat:
-    return load_chat_format(model_path)[1]
+def _prompt_tokens(chat: ChatFormat, config: SessionConfig, content: str, used: int) -> int:
+    tokens = used or len(chat.opening(config.system, tool_specs(config)))
+    return tokens + (len(chat.user(content)) if content else 0) + len(chat.assistant_open())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from fastapi.responses import Response
 
 from runtime.api import views
+from runtime.api.documented import Id, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.errors import NotFound
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=refusals(404))
+_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 # The session, and those that it has the step from.
 _OUTPUT = """
@@ -25,8 +29,8 @@ SELECT output FROM tool_calls JOIN line USING (session_id) WHERE step_no = $2 AN
 """
 
 
-@router.get("/{session_id}/steps/{step}/calls/{call}/output", response_class=Response)
-async def output(session_id: str, step: Number, call: Number, db: Db, tenant: Tenant) -> Response:
+@router.get("/{session_id}/steps/{step}/calls/{call}/output", response_class=Response, responses=_BYTES)
+async def output(session_id: Id, step: Number, call: Number, db: Db, tenant: Tenant) -> Response:
     """All that was kept of a settled call's output: capped at its source, where a marker says what was left out. Of a
     step that a fork has from another session: as long as that session's record is kept."""
     await views.owned(db, tenant, session_id)

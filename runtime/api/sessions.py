@@ -10,10 +10,23 @@ from fastapi.responses import StreamingResponse
 
 from runtime import delivery
 from runtime.api import views
+from runtime.api.documented import After, Id, Limit, Page, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.models import checked_model, ensure_image, ensure_it_fits, ensure_reachable, ensure_tools_work
 from runtime.api.sending import send
+from runtime.api.shapes import (
+    AttemptOut,
+    CheckpointOut,
+    DecisionOut,
+    EventOut,
+    KvOut,
+    MessageOut,
+    SegmentOut,
+    SessionOut,
+    SessionRow,
+    StepOut,
+)
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
 from runtime.errors import InvalidRequest
@@ -21,10 +34,15 @@ from runtime.store import domains, events, sessions
 from sandbox import SandboxUsageError, snapshots
 from workflows.states import TERMINAL
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=refusals(404))
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
 Position = Annotated[int, Query(ge=0, lt=2**63)]
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Events as they commit; comments keep the connection.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
 
 
 class EventIn(MessageIn):
@@ -33,22 +51,22 @@ class EventIn(MessageIn):
     type: str = "message"
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, response_model=SessionOut, responses=refusals(409))
 async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Create a session: its model, system prompt, tools, files and limits. Nothing runs until a message comes."""
     before = await made_before(request, db, tenant)
     if before is not None and await views.exists(db, before):
         return await views.session(db, tenant, before)
-    card = await checked_model(db, body.model)
-    config = body.config(card["model"])
+    served = await checked_model(db, body.model)
+    config = body.config(served.name)
     try:
         snapshots.plan({name: text.encode() for name, text in config.files.items()})
     except SandboxUsageError as error:
         raise InvalidRequest(f"files: {error}", param="files") from error
     await ensure_image(request, db, config)
-    ensure_tools_work(config)
+    await ensure_tools_work(config)
     ensure_reachable(request, config)
-    ensure_it_fits(request, config, card)
+    await ensure_it_fits(request, db, config, served)
     session_id = await id_for(request, db, tenant, "ses")
     seed = body.seed if body.seed is not None else secrets.randbelow(2**63)
     domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
@@ -56,18 +74,18 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
     return await views.session(db, tenant, session_id)
 
 
-@router.get("")
-async def list_sessions(db: Db, tenant: Tenant, limit: Limit = 50, after: str | None = None) -> dict[str, Any]:
+@router.get("", response_model=Page[SessionRow])
+async def list_sessions(db: Db, tenant: Tenant, limit: Limit = 50, after: After = None) -> dict[str, Any]:
     return await views.session_list(db, tenant, limit, after)
 
 
-@router.get("/{session_id}")
-async def get(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.get("/{session_id}", response_model=SessionOut)
+async def get(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
     return await views.session(db, tenant, session_id)
 
 
-@router.post("/{session_id}/events", status_code=202)
-async def post_event(session_id: str, body: EventIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.post("/{session_id}/events", status_code=202, response_model=MessageOut, responses=refusals(409))
+async def post_event(session_id: Id, body: EventIn, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Give the session a message. Once this answers, the message is never lost."""
     if body.type != "message":
         raise InvalidRequest(f"type: {body.type!r} cannot be posted; post a message", param="type")
@@ -80,10 +98,10 @@ async def post_event(session_id: str, body: EventIn, request: Request, db: Db, t
         body.check_against(config)
     except ValueError as error:
         raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from error
-    card = await checked_model(db, config.model)
+    served = await checked_model(db, config.model)
     # What the session's policy can make room for is not counted.
     used = await views.token_count(db, session_id) if config.context_policy == "fail" else 0
-    ensure_it_fits(request, config, card, content=body.content, used=used)
+    await ensure_it_fits(request, db, config, served, content=body.content, used=used)
     message_id = await id_for(request, db, tenant, "msg")
     options = body.model_dump(include={"tool_choice", "max_tool_rounds"})
     on_busy = body.on_busy or config.on_busy
@@ -93,18 +111,18 @@ async def post_event(session_id: str, body: EventIn, request: Request, db: Db, t
     return {"id": message_id, "object": "message", "session_id": session_id}
 
 
-@router.get("/{session_id}/events")
+@router.get("/{session_id}/events", response_model=Page[EventOut], response_model_exclude_unset=True)
 async def list_events(
-    session_id: str, db: Db, tenant: Tenant, limit: Limit = 100, after: Position = 0
+    session_id: Id, db: Db, tenant: Tenant, limit: Limit = 100, after: Position = 0
 ) -> dict[str, Any]:
     await views.owned(db, tenant, session_id)
     rows = await events.read(db, session_id, after, limit + 1)
     return views.page(rows, limit)
 
 
-@router.get("/{session_id}/events/stream")
+@router.get("/{session_id}/events/stream", response_class=StreamingResponse, responses=_STREAM)
 async def stream(
-    session_id: str,
+    session_id: Id,
     request: Request,
     db: Db,
     tenant: Tenant,
@@ -119,49 +137,49 @@ async def stream(
     return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
 
 
-@router.post("/{session_id}/cancel", status_code=202)
-async def cancel(session_id: str, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.post("/{session_id}/cancel", status_code=202, response_model=SessionOut, responses=refusals(409))
+async def cancel(session_id: Id, request: Request, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Stop whatever runs and free everything. The state is `cancelled` only once that is true."""
     if await sessions.request_end(db, tenant, session_id) not in TERMINAL:
         send(request, delivery.end(request.app.state.temporal, session_id, "cancelled"))
     return await views.session(db, tenant, session_id)
 
 
-@router.get("/{session_id}/steps")
-async def list_steps(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.get("/{session_id}/steps", response_model=Page[StepOut])
+async def list_steps(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
     await views.owned(db, tenant, session_id)
     return await views.steps(db, session_id)
 
 
-@router.get("/{session_id}/attempts")
-async def list_attempts(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.get("/{session_id}/attempts", response_model=Page[AttemptOut])
+async def list_attempts(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
     await views.owned(db, tenant, session_id)
     return await views.attempts(db, session_id)
 
 
-@router.get("/{session_id}/checkpoints")
-async def list_checkpoints(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.get("/{session_id}/checkpoints", response_model=Page[CheckpointOut])
+async def list_checkpoints(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
     await views.owned(db, tenant, session_id)
     return await views.checkpoints(db, session_id)
 
 
-@router.get("/{session_id}/transcript")
-async def transcript(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.get("/{session_id}/transcript", response_model=Page[SegmentOut])
+async def transcript(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
     """The transcript as token ids, by step: the truth that text is made from. The branch that the session is on."""
     await views.owned(db, tenant, session_id)
     return await views.transcript(db, session_id)
 
 
-@router.get("/{session_id}/kv")
-async def kv(session_id: str, db: Db, tenant: Tenant) -> dict[str, Any]:
+@router.get("/{session_id}/kv", response_model=KvOut)
+async def kv(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
     """Where the session's KV was last seen. A hint: it is verified whenever it is loaded."""
     await views.owned(db, tenant, session_id)
     return await views.kv(db, session_id)
 
 
-@router.get("/{session_id}/kv/decisions")
+@router.get("/{session_id}/kv/decisions", response_model=Page[DecisionOut])
 async def kv_decisions(
-    session_id: str, db: Db, tenant: Tenant, limit: Limit = 100, after: Annotated[str | None, Query()] = None
+    session_id: Id, db: Db, tenant: Tenant, limit: Limit = 100, after: After = None
 ) -> dict[str, Any]:
     """What was decided about the session's KV, what it was expected to cost, and what it did cost, oldest first."""
     await views.owned(db, tenant, session_id)

@@ -150,6 +150,8 @@ async def transcript(db: Database, session_id: str) -> dict[str, Any]:
 async def questions(
     db: Database, tenant: str, limit: int, state: str | None, session_id: str | None, after: str | None
 ) -> dict[str, Any]:
+    if after is not None and await question(db, tenant, after) is None:
+        raise NotFound(f"after: there is no question {after}; the last_id of a page is needed")
     rows = await db.fetch(
         "SELECT * FROM questions WHERE tenant_id = $1 AND ($2::text IS NULL OR state = $2)"
         " AND ($3::text IS NULL OR session_id = $3) AND ($4::text IS NULL OR (created_at, question_id) >"

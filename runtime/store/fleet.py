@@ -36,21 +36,6 @@ async def ensure_admin(db: Database, key: str) -> None:
     await db.run(work)
 
 
-async def tenant_of_key(db: Database, key: str) -> str | None:
-    row = await db.fetchrow(
-        "SELECT tenant_id FROM api_keys WHERE sha256 = $1 AND revoked_at IS NULL",
-        hashlib.sha256(key.encode()).digest(),
-    )
-    return row["tenant_id"] if row else None
-
-
-async def scope_of_key(db: Database, key: str) -> str | None:
-    row = await db.fetchrow(
-        "SELECT scope FROM api_keys WHERE sha256 = $1 AND revoked_at IS NULL", hashlib.sha256(key.encode()).digest()
-    )
-    return row["scope"] if row else None
-
-
 async def register_node(
     db: Database,
     node_id: str,
@@ -59,11 +44,12 @@ async def register_node(
     card: Mapping[str, Any],
     sandbox: Mapping[str, Any],
     engine: str | None = None,
+    chat: str | None = None,
 ) -> None:
-    """A new life of a node: it takes sessions, whatever was asked of the one before."""
+    """A new life of a node: it takes sessions, whatever was asked of the one before. `chat`: see `store.chats`."""
     await db.execute(
-        "INSERT INTO nodes (node_id, boot, queue, card, sandbox, engine) VALUES ($1, $2, $3, $4, $5, $6)"
-        " ON CONFLICT (node_id) DO UPDATE SET boot = $2, queue = $3, card = $4, sandbox = $5, engine = $6,"
+        "INSERT INTO nodes (node_id, boot, queue, card, sandbox, engine, chat) VALUES ($1, $2, $3, $4, $5, $6, $7)"
+        " ON CONFLICT (node_id) DO UPDATE SET boot = $2, queue = $3, card = $4, sandbox = $5, engine = $6, chat = $7,"
         " heartbeat_at = now(), engine_at = now(), draining = false, drained_at = NULL",
         node_id,
         boot,
@@ -71,6 +57,7 @@ async def register_node(
         dict(card),
         dict(sandbox),
         engine,
+        chat,
     )
 
 
@@ -99,7 +86,7 @@ async def note_drained(db: Database, node_id: str, boot: str) -> None:
 
 async def nodes(db: Database) -> list[dict[str, Any]]:
     rows = await db.fetch(
-        "SELECT node_id, boot, queue, card, sandbox, engine, draining, drained_at,"
+        "SELECT node_id, boot, queue, card, sandbox, engine, chat, draining, drained_at,"
         " heartbeat_at > now() - make_interval(secs => $1) AS alive,"
         " extract(epoch FROM now() - heartbeat_at)::float8 AS age_s,"
         " (SELECT count(*) FROM sessions s WHERE s.node_id = n.node_id"

@@ -47,4 +47,4 @@ async def test_every_table_of_tenants_names_its_tenant(db):
         " FROM information_schema.columns WHERE table_schema = 'public' GROUP BY table_name"
     )
     without = {row["table_name"] for row in rows if not row["named"]}
-    assert without == {"nodes", "sandbox_spares", "schema_migrations", "session_transitions"}
+    assert without == {"chat_formats", "nodes", "sandbox_spares", "schema_migrations", "session_transitions"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -9,16 +10,22 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
+from engine.tokens import PublishedChat, load_chat_format, publish_chat
 from runtime.api import make_app
 from runtime.embedded import PostgresServer
 from runtime.settings import Settings
-from runtime.store import Database, fleet
+from runtime.store import Database, chats, fleet
 from sandbox.bubblewrap import why_not
 from tests.conftest import make_database
 from tests.runtime.api.house import House, open_house
 
 KEY = "tk_test"
 CARD = {"model": "smollm2-135m-instruct", "context_length": 8192, "fingerprint": "00"}
+
+
+@cache
+def published_chat(model_path: Path) -> PublishedChat:
+    return publish_chat(*load_chat_format(model_path))
 
 
 @pytest.fixture
@@ -30,12 +37,13 @@ async def app(dsn: str, temporal_address: str, model_path: Path, tmp_path: Path)
             "TENUTO_HOME": str(tmp_path),
             "TENUTO_POSTGRES_DSN": dsn,
             "TENUTO_TEMPORAL_ADDRESS": temporal_address,
-            "TENUTO_MODEL": str(model_path),
         },
     )
     settings.admin_key_path.write_text(KEY)
+    published = published_chat(model_path)
     async with Database(dsn) as db:
-        await fleet.register_node(db, "n", "b", "q", CARD, {})
+        await chats.publish(db, published.digest, published.data)
+        await fleet.register_node(db, "n", "b", "q", CARD, {}, chat=published.digest)
     app = make_app(settings)
     async with app.router.lifespan_context(app):
         yield app
@@ -50,9 +58,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def house(
-    postgres_server: PostgresServer, temporal_address: str, model_path: Path
-) -> AsyncIterator[House]:
+async def house(postgres_server: PostgresServer, temporal_address: str, model_path: Path) -> AsyncIterator[House]:
     """The API with a worker and a node behind it, once for the run."""
     if reason := why_not():
         pytest.skip(reason)

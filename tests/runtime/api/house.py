@@ -18,14 +18,14 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from engine.tokens import load_chat_format
+from engine.tokens import load_chat_format, publish_chat
 from runtime.api import make_app
 from runtime.node import serving
 from runtime.settings import Settings
 from runtime.steps.blob_lock import BlobLock
 from runtime.steps.resting import usual_spec
 from runtime.steps.services import Services
-from runtime.store import Database, fleet
+from runtime.store import Database, chats, fleet
 from runtime.worker import make_worker
 from sandbox import BlobStore, Budget, Pool
 from sandbox.bubblewrap import BubblewrapDriver
@@ -73,7 +73,6 @@ async def open_house(dsn: str, temporal: str, model: Path, home: Path, node_home
             "TENUTO_POSTGRES_DSN": dsn,
             "TENUTO_TEMPORAL_ADDRESS": temporal,
             "TENUTO_TEMPORAL_NAMESPACE": namespace,
-            "TENUTO_MODEL": str(model),
         },
     )
     settings.admin_key_path.write_text(KEY)
@@ -86,7 +85,10 @@ async def open_house(dsn: str, temporal: str, model: Path, home: Path, node_home
     async with Database(dsn) as db:
         services = Services("n", "b", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock, pool)
         described = {"backend": "bubblewrap", "isolation": driver.isolation, "limits": {}, "notes": [], "pool": {}}
-        await fleet.register_node(db, "n", "b", node_queue("n", "b"), {**CARD_SHOWN, "model": CARD.model}, described)
+        published = publish_chat(tokenizer, chat)
+        await chats.publish(db, published.digest, published.data)
+        queue, card = node_queue("n", "b"), {**CARD_SHOWN, "model": CARD.model}
+        await fleet.register_node(db, "n", "b", queue, card, described, chat=published.digest)
         client = await Client.connect(temporal, namespace=namespace)
         async with (
             app.router.lifespan_context(app),

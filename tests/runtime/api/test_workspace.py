@@ -143,9 +143,7 @@ async def test_a_command_whose_sandbox_is_lost_is_not_run_again(house):
     session = await house.session()
     path = f"/v1/sessions/{session}/sandbox/exec"
     await house.client.post(path, json={"command": ["true"]})
-    asking = asyncio.create_task(
-        house.client.post(path, json={"command": "echo x >> /work/ran; sleep 30"})
-    )
+    asking = asyncio.create_task(house.client.post(path, json={"command": "echo x >> /work/ran; sleep 30"}))
     while "exec.started" not in (await house.events(session))[-3:]:
         await asyncio.sleep(0.05)
     row = await house.db.fetchrow("SELECT handle FROM sandboxes WHERE session_id = $1 AND state = 'live'", session)

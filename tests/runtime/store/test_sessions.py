@@ -1,7 +1,7 @@
 import pytest
 
-from runtime.errors import Conflict, NotFound
-from runtime.store import fleet, sessions, steps
+from runtime.errors import Conflict, NotFound, Unauthorized
+from runtime.store import fleet, keys, sessions, steps
 from tests.runtime.store.conftest import checkpoint
 
 TENANT = fleet.DEFAULT_TENANT
@@ -81,8 +81,9 @@ async def test_only_pages_that_no_other_open_session_names_are_private(story, db
 async def test_a_key_is_kept_as_its_hash_only(db):
     await fleet.ensure_admin(db, "tk_secret")
     await fleet.ensure_admin(db, "tk_secret")
-    assert await fleet.tenant_of_key(db, "tk_secret") == TENANT
-    assert await fleet.tenant_of_key(db, "tk_other") is None
+    assert (await keys.caller(db, "tk_secret")).tenant_id == TENANT
+    with pytest.raises(Unauthorized):
+        await keys.caller(db, "tk_other")
     rows = await db.fetch("SELECT to_jsonb(k)::text AS row FROM api_keys k")
     assert len(rows) == 1
     assert "tk_secret" not in rows[0]["row"]

@@ -1,0 +1,79 @@
+"""What the OpenAPI document says is what the server does: odd requests, made from the document, against a real one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+
+from runtime.embedded import PostgresServer
+from tests.runtime.api.server import Served, api_process
+
+EXAMPLES = 12  # of each route; `make soak` tries many more
+
+
+@pytest.fixture(scope="module")
+def server(postgres_server: PostgresServer, temporal_address: str, model_path: Path) -> Iterator[Served]:
+    with api_process(postgres_server, temporal_address, model_path) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def session_id(server: Served) -> str:
+    made = httpx.post(f"{server.url}/v1/sessions", json={"tools": ["bash"]}, headers=server.headers)
+    return str(made.json()["id"])
+
+
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(400, marks=pytest.mark.soak)])
+def test_every_answer_is_one_that_the_document_names(server: Served, session_id: str, subtests, examples: int):
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    wanted: list[Any] = [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+        checks.negative_data_rejection,
+        checks.unsupported_method,
+    ]
+
+    def call(case: Any) -> None:
+        if "session_id" in case.path_parameters and len(repr(case.query)) % 2:
+            case.path_parameters["session_id"] = session_id
+        if any(one.name == "wait_s" for one in case.operation.query):
+            case.query["wait_s"] = 0  # there is no node to wait for
+        case.call_and_validate(headers=server.headers, checks=wanted, timeout=30)
+
+    refused = {"checks": {"negative_data_rejection": {"expected-statuses": [400, 401, 403, 404, 405, 409, 413, 415]}}}
+    document = schemathesis.openapi.from_url(
+        f"{server.url}/v1/openapi.json", headers=server.headers, config=schemathesis.Config.from_dict(refused)
+    )
+    operations = [one.ok() for one in document.get_all_operations()]
+    assert len(operations) > 25
+    for operation in operations:
+        if operation.path.endswith("/stream"):
+            continue  # it ends when its session does: see test_streams.py
+        for mode in schemathesis.GenerationMode:
+            with subtests.test(route=operation.label, mode=str(mode)):
+                _try(call, operation.as_strategy(mode), examples)
+
+
+def _try(call: Callable[[Any], None], cases: Any, examples: int) -> None:
+    how = settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate],
+        database=None,
+    )
+    with contextlib.suppress(Unsatisfiable):  # a route that takes nothing has no wrong input
+        how(given(case=cases)(call))()
