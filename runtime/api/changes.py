@@ -192,7 +192,9 @@ async def get_change(session_id: Id, change_id: Id, db: Db, tenant: Tenant) -> A
 
 
 @router.post("/exec", responses={202: {"model": Ran, "description": LATER}, **refusals(404, 409)})
-async def execute(session_id: Id, body: ExecIn, request: Request, response: Response, db: Db, tenant: Tenant) -> Ran:
+async def execute(
+    session_id: Id, body: ExecIn, request: Request, response: Response, db: Db, tenant: Tenant, wait_s: Wait = None
+) -> Ran:
     """Run a command in the session's sandbox, as its tools run: same limits, same network, no secrets. Not while the
     session works; a message that comes meanwhile waits for it."""
     argument = {"command": body.argv, "timeout_s": body.timeout_s}
