@@ -26,11 +26,12 @@ CREATE TABLE errands (
 CREATE INDEX errands_of_session ON errands (session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX errands_by_age ON errands (created_at);
 
--- A body that is too large for one row, as it came.
+-- A body that is too large for one row, as it came: before its errand is asked, and until that is done.
 CREATE TABLE errand_parts (
-    errand_id text NOT NULL REFERENCES errands ON DELETE CASCADE,
-    part_no   int NOT NULL,
-    tenant_id text NOT NULL REFERENCES tenants,
-    body      bytea NOT NULL,
+    errand_id  text NOT NULL,
+    part_no    int NOT NULL,
+    tenant_id  text NOT NULL REFERENCES tenants,
+    body       bytea NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (errand_id, part_no)
 );

@@ -41,7 +41,8 @@ def of_files(contents: Mapping[str, str]) -> tuple[str, InMemory]:
 
 
 def answered(blobs: Blobs, kind: str, asked: Mapping[str, Any]) -> Answer:
-    """What is asked of a workspace (list, read, size, diff), where its blobs are. Blocking. Raises BlobMissing."""
+    """What is asked of a workspace (list, read, blob, size, diff), where its blobs are. Blocking. Raises
+    BlobMissing."""
     if kind == "list":
         found = listing(
             blobs, asked["root"], asked["path"], deep=asked["deep"], after=asked["after"], limit=asked["limit"]
@@ -49,6 +50,8 @@ def answered(blobs: Blobs, kind: str, asked: Mapping[str, Any]) -> Answer:
         return found, None
     if kind == "read":
         return read(blobs, asked["root"], asked["path"], asked["at"], asked["most"])
+    if kind == "blob":
+        return {}, blobs.get(asked["digest"])
     if kind == "size":
         files, size = size_bytes(blobs, asked["root"])
         return {"files": files, "bytes": size}, None

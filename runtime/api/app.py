@@ -15,7 +15,9 @@ from runtime.api import (
     changes,
     commands,
     documented,
+    exporting,
     files,
+    importing,
     intents,
     models,
     outputs,
@@ -71,7 +73,9 @@ def make_app(settings: Settings) -> FastAPI:
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
     problems.install(app)
+    app.include_router(importing.router)  # before what takes any name for a session
     app.include_router(sessions.router)
+    app.include_router(exporting.router)
     app.include_router(commands.router)
     app.include_router(approvals.router)
     app.include_router(files.router)

@@ -12,7 +12,7 @@ from runtime.store import Database
 from runtime.store.sessions import new_id
 
 
-async def made_before(request: Request, db: Database, tenant_id: str) -> str | None:
+async def made_before(request: Request, db: Database, tenant_id: str, *, digest: bytes | None = None) -> str | None:
     """The id that a request with this key made before, if any. Asked first: a retry is answered as the first was,
     whatever has changed since. Raises Conflict if the key was used for another request."""
     key = request.headers.get("idempotency-key")
@@ -23,11 +23,11 @@ async def made_before(request: Request, db: Database, tenant_id: str) -> str | N
     )
     if row is None:
         return None
-    _ensure_same(row, _route(request), hashlib.sha256(await request.body()).digest())
+    _ensure_same(row, _route(request), await _digest(request, digest))
     return str(row["response"]["id"])
 
 
-async def id_for(request: Request, db: Database, tenant_id: str, prefix: str) -> str:
+async def id_for(request: Request, db: Database, tenant_id: str, prefix: str, *, digest: bytes | None = None) -> str:
     """The id of what this request makes: new, or the one that its key made before.
 
     Raises Conflict if the key was used for another request.
@@ -39,7 +39,7 @@ async def id_for(request: Request, db: Database, tenant_id: str, prefix: str) ->
     if not 1 <= len(key) <= 255:
         raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
     route = _route(request)
-    digest = hashlib.sha256(await request.body()).digest()
+    digest = await _digest(request, digest)
 
     async def work(connection: asyncpg.Connection) -> asyncpg.Record:
         await connection.execute(
@@ -60,6 +60,11 @@ async def id_for(request: Request, db: Database, tenant_id: str, prefix: str) ->
     row = await db.run(work)
     _ensure_same(row, route, digest)
     return str(row["response"]["id"])
+
+
+async def _digest(request: Request, known: bytes | None) -> bytes:
+    """Of the body, where that was not read as it came."""
+    return known if known is not None else hashlib.sha256(await request.body()).digest()
 
 
 def _route(request: Request) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from runtime import workspaces
 from runtime.errors import InvalidRequest, NotFound, RequestError
-from runtime.steps import asking_engine
+from runtime.steps import asking_engine, importing
 from runtime.steps.services import Services
 from runtime.store import errands
 from runtime.store.errands import Errand
@@ -41,8 +41,10 @@ async def _read(s: Services, errand: Errand) -> Answer:
 KINDS: Mapping[str, _Work] = {
     "list": _read,
     "read": _read,
+    "blob": _read,
     "size": _read,
     "diff": _read,
+    "import": importing.run,
     "kv": asking_engine.intend,
     "engine": asking_engine.describe,
     "audit": asking_engine.audit,

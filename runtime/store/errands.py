@@ -70,6 +70,11 @@ async def end(db: Database, errand_id: str, state: str, result: Mapping[str, Any
 
 async def forget(db: Database, errand_id: str) -> None:
     await db.execute("DELETE FROM errands WHERE errand_id = $1", errand_id)
+    await drop_parts(db, errand_id)
+
+
+async def drop_parts(db: Database, errand_id: str) -> None:
+    await db.execute("DELETE FROM errand_parts WHERE errand_id = $1", errand_id)
 
 
 async def add_part(db: Database, tenant_id: str, errand_id: str, part_no: int, body: bytes) -> None:
@@ -95,17 +100,19 @@ async def parts(db: Database, errand_id: str) -> AsyncIterator[bytes]:
         part_no += 1
 
 
-async def queues(db: Database, node_id: str | None) -> list[str]:
-    """Of living nodes, that of `node_id` first."""
+async def queues(db: Database, node_id: str | None, *, model: str | None = None) -> list[str]:
+    """Of living nodes (that serve a model), that of `node_id` first."""
     rows = await db.fetch(
         "SELECT queue FROM nodes WHERE heartbeat_at > now() - make_interval(secs => $2)"
-        " ORDER BY node_id IS DISTINCT FROM $1, draining, node_id",
+        " AND ($3::text IS NULL OR card ->> 'model' = $3) ORDER BY node_id IS DISTINCT FROM $1, draining, node_id",
         node_id,
         NODE_ALIVE_S,
+        model,
     )
     return [row["queue"] for row in rows]
 
 
 async def sweep(db: Database) -> None:
     """Remove what nobody will ask about any more."""
-    await db.execute("DELETE FROM errands WHERE created_at < now() - make_interval(secs => $1)", KEPT_S)
+    for table in ("errands", "errand_parts"):
+        await db.execute(f"DELETE FROM {table} WHERE created_at < now() - make_interval(secs => $1)", KEPT_S)

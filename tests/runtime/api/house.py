@@ -33,7 +33,6 @@ from tests.runtime.tools.conftest import CARD, LIBRARIES, NoEngine
 from workflows.contract import node_queue
 
 KEY = "tk_test"
-CARD_SHOWN = {"model": "m", "context_length": 8192, "fingerprint": "f"}
 
 
 class Quiet(NoEngine):
@@ -87,8 +86,8 @@ async def open_house(dsn: str, temporal: str, model: Path, home: Path, node_home
         described = {"backend": "bubblewrap", "isolation": driver.isolation, "limits": {}, "notes": [], "pool": {}}
         published = publish_chat(tokenizer, chat)
         await chats.publish(db, published.digest, published.data)
-        queue, card = node_queue("n", "b"), {**CARD_SHOWN, "model": CARD.model}
-        await fleet.register_node(db, "n", "b", queue, card, described, chat=published.digest)
+        queue = node_queue("n", "b")
+        await fleet.register_node(db, "n", "b", queue, CARD.as_message(), described, chat=published.digest)
         client = await Client.connect(temporal, namespace=namespace)
         async with (
             app.router.lifespan_context(app),
