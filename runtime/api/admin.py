@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from runtime import reconcile
 from runtime.api.documented import Id, Page, Shape, refusals
-from runtime.api.guard import Db, admin
+from runtime.api.guard import Admin, Db
 from runtime.store import fleet
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"])
-
-Admin = Annotated[None, Depends(admin)]
 
 
 class NodeOut(Shape):

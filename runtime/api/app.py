@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI, Response
 from runtime.api import (
     admin,
     approvals,
+    audit,
     changes,
     commands,
     documented,
@@ -19,12 +20,15 @@ from runtime.api import (
     files,
     importing,
     intents,
+    keys,
     models,
     outputs,
     problems,
     queries,
     sessions,
+    tenants,
 )
+from runtime.api.acting import Noted
 from runtime.api.chats import Chats
 from runtime.api.documented import Shape
 from runtime.api.guard import Authenticated, Db, Guard
@@ -36,6 +40,24 @@ from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
 from sandbox import BlobStore
+
+ROUTERS = (
+    importing.router,  # before what takes any name for a session's
+    sessions.router,
+    exporting.router,
+    commands.router,
+    approvals.router,
+    files.router,
+    changes.router,
+    intents.router,
+    outputs.router,
+    models.router,
+    admin.router,
+    keys.router,
+    keys.admin_router,
+    tenants.router,
+    audit.router,
+)
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -67,23 +89,17 @@ def make_app(settings: Settings) -> FastAPI:
         description="Agent sessions that are durable, with a sandbox each, whose KV waits while their tools run.",
         lifespan=lifespan,
         openapi_url="/v1/openapi.json",
+        docs_url=None,  # such pages would have the browser load scripts from elsewhere
+        redoc_url=None,
         dependencies=[Depends(queries.only_known)],
     )
-    app.add_middleware(Authenticated)  # the last one that is added sees a request first
+    app.add_middleware(Noted)
+    app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
     problems.install(app)
-    app.include_router(importing.router)  # before what takes any name for a session
-    app.include_router(sessions.router)
-    app.include_router(exporting.router)
-    app.include_router(commands.router)
-    app.include_router(approvals.router)
-    app.include_router(files.router)
-    app.include_router(changes.router)
-    app.include_router(intents.router)
-    app.include_router(outputs.router)
-    app.include_router(models.router)
-    app.include_router(admin.router)
+    for router in ROUTERS:
+        app.include_router(router)
     _health(app)
     documented.describe(app)
     return app

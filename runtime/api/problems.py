@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
 
 from runtime.api.request_id import HEADER, request_id
 from runtime.errors import RequestError, TooManyRequests, Unavailable
@@ -51,7 +51,8 @@ def install(app: FastAPI) -> None:
     """Every error of the application leaves as a problem document."""
 
     @app.exception_handler(RequestError)
-    async def refused(_: Request, error: RequestError) -> JSONResponse:
+    async def refused(request: Request, error: RequestError) -> JSONResponse:
+        request.state.error_code = error.code
         return of(error)
 
     @app.exception_handler(Unavailable)
@@ -96,7 +97,8 @@ def _said(request: Request, error: HTTPException) -> str:
     if error.status_code == 404:
         return f"there is nothing at {request.url.path}; /v1/openapi.json describes what there is"
     if error.status_code == 405:
-        return f"{request.method} is not for {request.url.path}; it takes {', '.join(_methods(request))}"
+        takes = ", ".join(_methods(request)) or "another method"
+        return f"{request.method} is not for {request.url.path}; it takes {takes}"
     cause = error.__cause__
     if isinstance(cause, RecursionError):
         return "the body is nested too deeply"
@@ -108,9 +110,12 @@ def _said(request: Request, error: HTTPException) -> str:
 
 
 def _methods(request: Request) -> list[str]:
-    """What the address takes, over all of its routes."""
-    here = [one for one in request.app.routes if isinstance(one, Route) and one.matches(request.scope)[0] != Match.NONE]
-    return sorted({method for route in here for method in route.methods or ()})
+    """What the address takes, as the document says."""
+    found: set[str] = set()
+    for path, verbs in request.app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\\{[^}]+\\}", "[^/]+", re.escape(path)), request.url.path):
+            found.update(verb.upper() for verb in verbs)
+    return sorted(found)
 
 
 def _no_object(request: Request, body: Any) -> str:

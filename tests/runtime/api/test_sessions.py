@@ -299,3 +299,61 @@ async def test_a_stream_from_the_end_of_an_ended_session_ends(client, db):
     last = (await frames(client, path))[-1]
     for cursor in (last, last + 1000):
         assert await frames(client, path, {"Last-Event-ID": str(cursor)}) == []
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "says"),
+    [
+        (b"", JSON, "the body is empty; send a JSON object, {} where there is nothing to say"),
+        (b"[]", JSON, "the body must be a JSON object"),
+        (b'"x"', JSON, "the body must be a JSON object"),
+        (b"{}", {}, "the body's Content-Type is not given; send a JSON object as application/json"),
+        (
+            b"a=b",
+            {"Content-Type": "application/x-www-form-urlencoded"},
+            "application/x-www-form-urlencoded; send a JSON",
+        ),
+        (b'{"system": "\xff"}', JSON, "the body is not UTF-8: byte 12 cannot be read"),
+        (b'{"tools":' + b"[" * 100_000 + b"]" * 100_000 + b"}", JSON, "nested too deeply"),
+        (b'{"tools":' + b"[" * 100 + b"]" * 100 + b"}", JSON, "goes deeper than 64 levels"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", JSON, "a number in it has too many digits"),
+        (b'{"seed": NaN}', JSON, "seed: Input should be a finite number"),
+        (b'{"limits": {"tool_timeout_s": 1e999}}', JSON, "limits.tool_timeout_s: Input should be less than"),
+        (b'{"tools": [{"name": "auto", "description": "x", "command": ["true"]}]}', JSON, "is what tool_choice says"),
+        (
+            b'{"tools": [{"type": "session", "name": "s", "description": "x", "tool_choice": "nonsense"}]}',
+            JSON,
+            "tools: s: tool_choice is 'nonsense', but the session has no tools",
+        ),
+    ],
+)
+async def test_a_body_that_is_no_session_is_refused_with_what_is_wrong_and_nothing_is_made(client, body, headers, says):
+    answer = await client.post("/v1/sessions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert says in answer.json()["error"]["message"]
+    assert (await client.get("/v1/sessions")).json()["data"] == []
+
+
+async def test_an_address_that_does_not_exist_and_a_method_that_it_does_not_take_are_told_apart(client):
+    nowhere = await client.get("/v1/sesions")
+    assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "not_found")
+    assert "/v1/openapi.json describes what there is" in nowhere.json()["detail"]
+    for path, takes in (("/v1/sessions", "GET, POST"), ("/v1/approvals/q_1", "GET, POST"), ("/healthz", "GET")):
+        other = await client.delete(path)
+        assert (other.status_code, other.headers["Allow"]) == (405, takes)
+        assert other.json()["detail"] == f"DELETE is not for {path}; it takes {takes}"
+
+
+async def test_a_parameter_that_a_route_does_not_have_is_refused(client):
+    answer = await client.get("/v1/sessions", params={"limt": 5})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limt")
+    assert answer.json()["detail"] == "limt: there is no such parameter; do you mean limit?"
+
+
+async def test_a_key_that_is_missing_or_unknown_is_asked_for_in_the_usual_way(client):
+    answer = await client.get("/v1/sessions", headers={"Authorization": "Bearer no"})
+    assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
