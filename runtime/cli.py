@@ -18,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
+from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
 from runtime.errors import StartupError, TenutoError
@@ -155,7 +156,7 @@ def engine(address: str | None, as_json: bool) -> None:
         Console().print(engine_view.view(card, stats))
 
 
-for command in (kv, nodes, node, reconcile, release):
+for command in (files, execute, export, import_, kv, nodes, node, reconcile, release):
     main.add_command(command)
 
 

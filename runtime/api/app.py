@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI, Response
 
 from runtime.api import (
     admin,
+    admin_kv,
     approvals,
     audit,
     changes,
@@ -53,6 +54,7 @@ ROUTERS = (
     outputs.router,
     models.router,
     admin.router,
+    admin_kv.router,
     keys.router,
     keys.admin_router,
     tenants.router,

@@ -140,7 +140,7 @@ class Ran(Shape):
     output: str | None = Field(default=None, description="Both streams as they came, at most 256 KiB.")
     output_truncated: bool = False
     duration_s: float | None = None
-    not_kept: list[str] = Field(default=[], description="What no snapshot keeps, and why.")
+    not_kept: list[str] = Field(default_factory=list, description="What no snapshot keeps, and why.")
 
 
 OF_A_CHANGE: Final = {202: {"model": Altered, "description": LATER}, **refusals(404, 409)}

@@ -17,7 +17,7 @@ from runtime.api.documented import Id, Limit, Page, Shape, page_of, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.config import SessionConfig
 from runtime.errors import Conflict, InvalidRequest, NotFound
-from runtime.store import Database, checkpoints
+from runtime.store import Database, checkpoints, fleet, sandboxes
 from runtime.workspaces import Answer, answered, of_files
 from workflows.states import TERMINAL
 
@@ -148,6 +148,66 @@ async def diff(
     found, _ = await of_workspace(request, db, tenant, row, "diff", roots)
     rest = [Change(id=one["path"], **one) for one in found["data"] if one["path"] > after]
     return page_of(rest[:limit], len(rest) > limit)
+
+
+class Snapshot(Shape):
+    """The workspace at a checkpoint: equal roots are equal workspaces."""
+
+    id: int = Field(description="The step.")
+    object: Literal["snapshot"] = "snapshot"
+    root: str
+    kind: str = Field(description="The step's kind.")
+    live: bool = Field(description="Whether the step is on the session's branch.")
+    created_at: str
+
+
+class Described(Shape):
+    """A session's sandbox. `state`: live, creating, or none: the next call makes one with the same files. `limits`: as
+    the session asks for them; `enforced`: how each holds where the sandbox is, null where nothing enforces it."""
+
+    session_id: str
+    object: Literal["sandbox"] = "sandbox"
+    state: Literal["live", "creating", "none"]
+    backend: str | None
+    isolation: str | None
+    image: str | None
+    egress: list[str]
+    limits: dict[str, Any]
+    enforced: dict[str, Any]
+    workspace: dict[str, int] = Field(description="How many files, and how many bytes in all.")
+
+
+@router.get("", responses=refusals(404, 409))
+async def describe(session_id: Id, request: Request, db: Db, tenant: Tenant) -> Described:
+    """What the session's tools run in: backend, limits, what is in the workspace now."""
+    row = await views.owned(db, tenant, session_id)
+    ask = await workspace_at(request, db, tenant, session_id, None)
+    size, _ = await ask("size", {})
+    box = await sandboxes.of_session(db, session_id)
+    node_id = box["node_id"] if box else row["node_id"]
+    about = next((node["sandbox"] for node in await fleet.nodes(db) if node["node_id"] == node_id), None) or {}
+    config = SessionConfig.model_validate(row["config"])
+    return Described(
+        session_id=session_id,
+        state=box["state"] if box else "none",
+        backend=box["driver"] if box else about.get("backend"),
+        isolation=about.get("isolation"),
+        image=config.image,
+        egress=[str(one) for one in config.egress],
+        limits=config.limits.model_dump(),
+        enforced=about.get("limits") or {},
+        workspace=size,
+    )
+
+
+@router.get("/snapshots", responses=refusals(404))
+async def list_snapshots(
+    session_id: Id, db: Db, tenant: Tenant, limit: Limit = 100, after: Annotated[int, Query(ge=0, lt=2**31)] = 0
+) -> Page[Snapshot]:
+    """The workspace's root at every checkpoint, oldest first."""
+    await views.owned(db, tenant, session_id)
+    rows = await checkpoints.roots(db, session_id, limit + 1, after)
+    return page_of([Snapshot(**row) for row in rows[:limit]], len(rows) > limit)
 
 
 def checked_path(path: str) -> str:
