@@ -72,7 +72,7 @@ async def import_session(request: Request, db: Db, tenant: Tenant) -> Imported:
     """A new session from an archive of `GET …/export` (512 MiB at most). It stands at the last checkpoint of the one
     that was exported, at rest or paused, and goes on with the same tokens. Whatever is wrong with the archive is
     refused in a sentence, and nothing is made. It takes a node that serves the same model."""
-    parts = new_id("prt")
+    parts, errand_id = new_id("prt"), new_id("err")
     try:
         digest, config = await _keep(request, db, tenant, parts)
         before = await made_before(request, db, tenant, digest=digest)
@@ -86,11 +86,10 @@ async def import_session(request: Request, db: Db, tenant: Tenant) -> Imported:
         queues = await errands.queues(db, None, model=served.name)
         if not queues:
             raise Unavailable("no node is up")
-        errand_id = new_id("err")
         await errands.ask(db, tenant, errand_id, "import", asked, None)
         done = await carried_out(request, db, errand_id, "", queues[0], within_s=WITHIN_S)
-        await errands.forget(db, errand_id)
     finally:
+        await errands.forget(db, errand_id)
         await errands.drop_parts(db, parts)
     told = done.result or {}
     row = await views.owned(db, tenant, session_id)

@@ -58,7 +58,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def house(postgres_server: PostgresServer, temporal_address: str, model_path: Path) -> AsyncIterator[House]:
+async def house(postgres_server: PostgresServer, temporal_address: str) -> AsyncIterator[House]:
     """The API with a worker and a node behind it, once for the run."""
     if reason := why_not():
         pytest.skip(reason)
@@ -68,5 +68,5 @@ async def house(postgres_server: PostgresServer, temporal_address: str, model_pa
             one.mkdir(exist_ok=True)
             one.chmod(0o755)
         async for dsn in make_database(postgres_server, "TEMPLATE template_migrated"):
-            async with open_house(dsn, temporal_address, model_path, home, node_home) as opened:
+            async with open_house(dsn, temporal_address, home, node_home) as opened:
                 yield opened

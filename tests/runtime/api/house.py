@@ -1,4 +1,4 @@
-"""The API with a worker and a node whose sandboxes are real; there is no engine, so nothing thinks."""
+"""The API with a worker and a node, in this process; its sandboxes are real, and its engine has a tiny random model."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from temporalio.service import RPCError
 
 from engine.tokens import load_chat_format, publish_chat
 from runtime.api import make_app
+from runtime.engines import EngineLink
 from runtime.node import serving
 from runtime.settings import Settings
 from runtime.steps.blob_lock import BlobLock
@@ -29,17 +30,14 @@ from runtime.store import Database, chats, fleet
 from runtime.worker import make_worker
 from sandbox import BlobStore, Budget, Pool
 from sandbox.bubblewrap import BubblewrapDriver
-from tests.runtime.tools.conftest import CARD, LIBRARIES, NoEngine
+from tests.engine.conftest import share_native
+from tests.engine.process import Process
+from tests.engine.process import engine as engine_process
+from tests.engine.tiny import write_tiny
+from tests.runtime.tools.conftest import LIBRARIES
 from workflows.contract import node_queue
 
 KEY = "tk_test"
-
-
-class Quiet(NoEngine):
-    """It is there, as far as placing a session goes."""
-
-    async def ready(self, timeout_s: float) -> bool:
-        return True
 
 
 @dataclass
@@ -51,9 +49,10 @@ class House:
     db: Database
     services: Services
     other: httpx.AsyncClient  # of another tenant
+    engine: Process
 
     async def session(self, **config: Any) -> str:
-        answer = await self.client.post("/v1/sessions", json={"model": "m", **config})
+        answer = await self.client.post("/v1/sessions", json=config)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
@@ -63,7 +62,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def open_house(dsn: str, temporal: str, model: Path, home: Path, node_home: Path) -> AsyncIterator[House]:
+async def open_house(dsn: str, temporal: str, home: Path, node_home: Path) -> AsyncIterator[House]:
     namespace = await _namespace(temporal)
     settings = Settings.load(
         {},
@@ -75,29 +74,35 @@ async def open_house(dsn: str, temporal: str, model: Path, home: Path, node_home
         },
     )
     settings.admin_key_path.write_text(KEY)
+    share_native(node_home)
+    model = write_tiny(node_home / "tiny.gguf", llama__context_length=8192)
     tokenizer, chat = load_chat_format(model)
     driver = await BubblewrapDriver.open(node_home, home / "run")
     pool = Pool(driver, usual_spec((LIBRARIES,)), Budget(most=0))
     blobs, lock = BlobStore(settings.blobs_dir), BlobLock(settings.blobs_lock_path)
-    engine: Any = Quiet()
     app = make_app(settings)
-    async with Database(dsn) as db:
+    async with (
+        Database(dsn) as db,
+        engine_process(model, node_home, kv_tokens=65536) as process,
+        EngineLink(str(process.socket)) as engine,
+    ):
+        await engine.ready(timeout_s=60)
         services = Services("n", "b", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock, pool)
         described = {"backend": "bubblewrap", "isolation": driver.isolation, "limits": {}, "notes": [], "pool": {}}
         published = publish_chat(tokenizer, chat)
         await chats.publish(db, published.digest, published.data)
         queue = node_queue("n", "b")
-        await fleet.register_node(db, "n", "b", queue, CARD.as_message(), described, chat=published.digest)
+        await fleet.register_node(db, "n", "b", queue, engine.card.as_message(), described, chat=published.digest)
         client = await Client.connect(temporal, namespace=namespace)
         async with (
             app.router.lifespan_context(app),
             make_worker(client, deployment_config=None),
             serving(client, services),
-            _beating(db),
+            _beating(services),
             _client(app, KEY) as user,
             _client(app, await _another_tenant(db)) as other,
         ):
-            yield House(app, user, db, services, other)
+            yield House(app, user, db, services, other, process)
         await driver.reap([])
 
 
@@ -117,10 +122,10 @@ async def _another_tenant(db: Database) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _beating(db: Database) -> AsyncIterator[None]:
+async def _beating(services: Services) -> AsyncIterator[None]:
     async def beat() -> None:
         while True:
-            await fleet.heartbeat(db, "n", "b")
+            await fleet.heartbeat(services.db, "n", "b")
             await asyncio.sleep(1)
 
     task = asyncio.create_task(beat())

@@ -121,7 +121,9 @@ async def test_a_secret_is_in_no_archive_and_the_import_says_which_it_lacks(hous
 
 async def test_an_archive_of_another_model_is_refused_by_name(house):
     archive = await exported(house, await with_files(house))
-    other = altered(archive, "session.json", lambda text: text.replace(b'"fingerprint":"f"', b'"fingerprint":"g"'))
+    told = json.loads(members(archive)["session.json"])
+    told["model"]["fingerprint"] = "g"
+    other = altered(archive, "session.json", lambda _: json.dumps(told).encode())
     answer = await imported(house, other)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_not_served")
     assert "'g'" in answer.json()["detail"]
