@@ -18,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
+from runtime.cli_admin import audit, keys, tenants, usage
 from runtime.cli_agents import agents
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
@@ -159,7 +160,8 @@ def engine(address: str | None, as_json: bool) -> None:
         Console().print(engine_view.view(card, stats))
 
 
-for command in (kv, nodes, node, reconcile, release, secrets, agents, webhooks, schedules):
+COMMANDS = (audit, keys, kv, nodes, node, reconcile, release, tenants, usage, secrets, agents, webhooks, schedules)
+for command in COMMANDS:
     main.add_command(command)
 
 

@@ -97,6 +97,7 @@ class Settings:
     nodes: int = 1
     workers: int = 1
     retention_days: float = 30.0
+    prices: Path | None = None
     node_id: str = "node-1"
     log_level: str = "info"
 
@@ -408,6 +409,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_NODES": Key("nodes", _number(int, 1, 16, "a number of nodes from 1 to 16")),
     "TENUTO_WORKERS": Key("workers", _number(int, 1, 16, "a number of workers from 1 to 16")),
     "TENUTO_RETENTION_DAYS": Key("retention_days", _number(float, 0.01, 36_500, "a number of days, at least 0.01")),
+    "TENUTO_PRICES": Key("prices", _path),
     "TENUTO_NODE_ID": Key("node_id", _matching(r"[a-z0-9][a-z0-9-]{0,31}", "up to 32 of a-z, 0-9 and -")),
     "TENUTO_LOG_LEVEL": Key("log_level", _one_of("debug", "info", "warning", "error")),
 }

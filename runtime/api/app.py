@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from fastapi import Depends, FastAPI, Response
 
+from runtime import prices
 from runtime.api import (
     admin,
+    admin_sessions,
     agents,
     approvals,
     audit,
@@ -25,6 +27,7 @@ from runtime.api import (
     secrets,
     sessions,
     tenants,
+    usage,
     webhooks,
 )
 from runtime.api.acting import Noted
@@ -54,15 +57,22 @@ ROUTERS = (
     keys.router,
     keys.admin_router,
     tenants.router,
+    admin_sessions.router,
     audit.router,
+    usage.router,
+    usage.admin_router,
 )
 
 
 def make_app(settings: Settings) -> FastAPI:
+    """Raises StartupError where the price file is none."""
+    price_list = prices.load(settings.prices)
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Database(settings.postgres_dsn_required, patience_s=20.0, size=16) as db:
             app.state.db = db
+            app.state.prices = price_list
             app.state.temporal = await connect_temporal(settings)
             app.state.chats = Chats()
             app.state.hub = Hub(db)

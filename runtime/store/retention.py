@@ -21,6 +21,7 @@ _TABLES = (
     "kv_residency",
     "kv_decisions",
     "session_tools",
+    "sandbox_turns",
     "sandboxes",
     "sessions",
 )

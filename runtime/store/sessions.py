@@ -10,7 +10,7 @@ import asyncpg
 
 from runtime.agents import Origin
 from runtime.errors import Conflict, NotFound
-from runtime.store import domains, events
+from runtime.store import domains, events, quotas
 from runtime.store.database import Database
 from runtime.store.held import COLUMNS, SOURCE, locked, session_of
 from runtime.store.values import Event, Session
@@ -36,9 +36,11 @@ async def create(
     origin: Origin = UNKNOWN,
 ) -> None:
     """Accept a session. Repeated with the same id: a no-op. `domain`: the sharing domain of its pages, made if need be;
-    None: its tenant's pages, for ever. `parent`: the session, step and call whose tool this one is."""
+    None: its tenant's pages, for ever. `parent`: the session, step and call whose tool this one is. Raises Forbidden
+    where the tenant has all the sessions, or workspaces, that it may have."""
 
     async def work(connection: asyncpg.Connection) -> None:
+        await quotas.ensure_room_for_session(connection, tenant_id, session_id, config)
         if domain is not None:
             await domains.ensure(connection, tenant_id, domain)
         made = await connection.fetchval(
@@ -78,7 +80,7 @@ async def accept_message(
 ) -> None:
     """Accept a message: from here on it is never lost. Repeated with the same id: a no-op, whatever became of the
     session. Raises NotFound; Conflict when the session has ended, or is busy and the message is not to wait (`on_busy`
-    is `reject`)."""
+    is `reject`); TooManyRequests where the tenant has used its tokens of the day."""
 
     async def work(connection: asyncpg.Connection) -> None:
         row = await connection.fetchrow(
@@ -93,6 +95,7 @@ async def accept_message(
         if row["state"] in TERMINAL or row["state"] == State.CANCELLING or row["ending"]:
             state = row["state"] if row["state"] in TERMINAL else f"being {row['ending'] or 'cancelled'}"
             raise Conflict(f"session {session_id} is {state} and takes no more messages; create a new one")
+        await quotas.ensure_tokens(connection, tenant_id)
         if on_busy == "reject":
             await _ensure_free(connection, session_id, row["state"])
         await connection.execute(

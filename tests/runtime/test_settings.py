@@ -147,6 +147,7 @@ FULL = {
     "TENUTO_NODES": "2",
     "TENUTO_WORKERS": "3",
     "TENUTO_RETENTION_DAYS": "7.5",
+    "TENUTO_PRICES": "/etc/tenuto/prices.json",
     "TENUTO_NODE_ID": "node-7",
     "TENUTO_LOG_LEVEL": "debug",
 }
