@@ -20,6 +20,7 @@ from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
 from runtime.cli_admin import audit, keys, tenants, usage
 from runtime.cli_agents import agents
+from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
 from runtime.cli_schedules import schedules
@@ -160,8 +161,25 @@ def engine(address: str | None, as_json: bool) -> None:
         Console().print(engine_view.view(card, stats))
 
 
-COMMANDS = (audit, keys, kv, nodes, node, reconcile, release, tenants, usage, secrets, agents, webhooks, schedules)
-for command in COMMANDS:
+for command in (
+    agents,
+    audit,
+    execute,
+    export,
+    files,
+    import_,
+    keys,
+    kv,
+    node,
+    nodes,
+    reconcile,
+    release,
+    schedules,
+    secrets,
+    tenants,
+    usage,
+    webhooks,
+):
     main.add_command(command)
 
 
