@@ -16,9 +16,9 @@ from runtime.api.documented import After, Limit, Page, Shape, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.making import checked
-from runtime.api.sealed import as_kept
 from runtime.config import Approval, Given, KvPolicy, Limits, Metadata, OnBusy, Sampling, Wanted
 from runtime.errors import InvalidRequest, NotFound
+from runtime.kept import as_kept
 from runtime.store import agents
 from runtime.tools.kinds import shown
 
