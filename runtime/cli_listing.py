@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import tenuto
 from rich.console import Console
 from rich.table import Table
 
+PIPED_COLUMNS = 2000
 Row = Mapping[str, Any]
 
 
@@ -36,7 +38,8 @@ def show(rows: Iterable[Row], as_json: bool, columns: Sequence[str], cells: Call
         table.add_column(column)
     for row in rows:
         table.add_row(*cells(row))
-    Console().print(table)
+    # What its owner wrote is shown as it is; what is piped has a line for each row, however long.
+    Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS, markup=False).print(table)
 
 
 def moment(text: str | None) -> str:

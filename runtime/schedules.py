@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -122,11 +122,19 @@ async def compare(client: Client, db: Database) -> None:
     }
     for schedule_id in sorted(wanted - found):
         log.info("schedule %s is not known to Temporal, and is made again", schedule_id)
-        await apply(client, db, schedule_id, again=True)
+        await _quietly(schedule_id, apply(client, db, schedule_id, again=True))
     for schedule_id in sorted(found - wanted):
         if not await store.exists(db, schedule_id):
             continue  # of another installation that uses this Temporal
-        await apply(client, db, schedule_id, again=True)
+        await _quietly(schedule_id, apply(client, db, schedule_id, again=True))
+
+
+async def _quietly(schedule_id: str, telling: Awaitable[None]) -> None:
+    """One that Temporal does not take keeps the others from nothing."""
+    try:
+        await telling
+    except RPCError as error:
+        log.warning("schedule %s is not told to Temporal yet: %s", schedule_id, error)
 
 
 async def reconcile_forever(client: Client, db: Database) -> None:
@@ -134,7 +142,7 @@ async def reconcile_forever(client: Client, db: Database) -> None:
     while True:
         try:
             for schedule_id in await store.to_apply(db):
-                await apply(client, db, schedule_id)
+                await _quietly(schedule_id, apply(client, db, schedule_id))
             if look % COMPARE_EVERY == 0:
                 await compare(client, db)
             look += 1

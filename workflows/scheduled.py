@@ -26,8 +26,9 @@ class ScheduledRunWorkflow:
     async def run(self, what: FiringIn) -> None:
         """Cancelled, where the schedule's overlap policy says so: the session is cancelled too."""
         firing = replace(what, firing=what.firing or workflow.info().workflow_id)
+        making = asyncio.ensure_future(_do(contract.FIRE, firing))
         try:
-            made: RunOut = await _do(contract.FIRE, firing)
+            made: RunOut = await asyncio.shield(making)
             pause_s = LOOK_FIRST_S
             for _ in range(LOOKS):
                 if made.over:
@@ -38,6 +39,7 @@ class ScheduledRunWorkflow:
         except (asyncio.CancelledError, ActivityError) as error:
             if not is_cancelled_exception(error):
                 raise
+            await making  # what is being made is there to be cancelled
             await _do(contract.CANCEL_RUN, firing)
             raise
         workflow.continue_as_new(firing)

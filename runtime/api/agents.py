@@ -16,9 +16,9 @@ from runtime.api.documented import After, Limit, Page, Shape, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.making import checked
-from runtime.api.sealed import as_kept
 from runtime.config import Approval, Given, KvPolicy, Limits, Metadata, OnBusy, Sampling, Wanted
 from runtime.errors import InvalidRequest, NotFound
+from runtime.kept import as_kept
 from runtime.store import agents
 from runtime.tools.kinds import shown
 
@@ -109,45 +109,45 @@ async def list_agents(
     return Page[AgentOut](**views.page([_agent(row) for row in rows], limit))
 
 
-@router.get("/{name}", responses=refusals(404))
-async def get(name: Name, db: Db, tenant: Tenant) -> AgentOut:
-    return AgentOut.model_validate(_agent(await agents.get(db, tenant, name)))
+@router.get("/{agent}", responses=refusals(404))
+async def get(agent: Name, db: Db, tenant: Tenant) -> AgentOut:
+    return AgentOut.model_validate(_agent(await agents.get(db, tenant, agent)))
 
 
-@router.post("/{name}/versions", status_code=201, responses={200: {"model": VersionOut}, **refusals(404, 409)})
+@router.post("/{agent}/versions", status_code=201, responses={200: {"model": VersionOut}, **refusals(404, 409)})
 async def revise(
-    name: Name, body: VersionIn, request: Request, response: Response, db: Db, tenant: Tenant
+    agent: Name, body: VersionIn, request: Request, response: Response, db: Db, tenant: Tenant
 ) -> VersionOut:
     """Make the next version: all of it, not what differs. What equals the latest version is that version (200)."""
     content = await _content(body, request, db, tenant)
-    number, is_new = await agents.revise(db, tenant, name, await id_for(request, db, tenant, "agv"), content)
+    number, is_new = await agents.revise(db, tenant, agent, await id_for(request, db, tenant, "agv"), content)
     response.status_code = 201 if is_new else 200
-    return await get_version(name, number, db, tenant)
+    return await get_version(agent, number, db, tenant)
 
 
-@router.get("/{name}/versions", responses=refusals(404))
+@router.get("/{agent}/versions", responses=refusals(404))
 async def list_versions(
-    name: Name, db: Db, tenant: Tenant, limit: Limit = 100, after: After = None
+    agent: Name, db: Db, tenant: Tenant, limit: Limit = 100, after: After = None
 ) -> Page[VersionOut]:
     """Newest first."""
     if after is not None and not (after.isascii() and after.isdigit() and int(after) < 2**31):
         raise InvalidRequest(f"after is {after!r}; the last_id of a page is needed", param="after")
-    rows = await agents.versions(db, tenant, name, limit, int(after) if after else None)
+    rows = await agents.versions(db, tenant, agent, limit, int(after) if after else None)
     if not rows and after is None:
-        raise NotFound(f"there is no agent {name}")
+        raise NotFound(f"there is no agent {agent}")
     return Page[VersionOut](**views.page([_version(row) for row in rows], limit))
 
 
-@router.get("/{name}/versions/{number}", responses=refusals(404))
-async def get_version(name: Name, number: Number, db: Db, tenant: Tenant) -> VersionOut:
-    return VersionOut.model_validate(_version(await agents.version(db, tenant, name, number)))
+@router.get("/{agent}/versions/{number}", responses=refusals(404))
+async def get_version(agent: Name, number: Number, db: Db, tenant: Tenant) -> VersionOut:
+    return VersionOut.model_validate(_version(await agents.version(db, tenant, agent, number)))
 
 
-@router.post("/{name}/archive", responses=refusals(404))
-async def archive(name: Name, db: Db, tenant: Tenant) -> AgentOut:
+@router.post("/{agent}/archive", responses=refusals(404))
+async def archive(agent: Name, db: Db, tenant: Tenant) -> AgentOut:
     """No new sessions are made of it; those that there are go on. Idempotent."""
-    await agents.archive(db, tenant, name)
-    return await get(name, db, tenant)
+    await agents.archive(db, tenant, agent)
+    return await get(agent, db, tenant)
 
 
 async def _content(body: VersionIn, request: Request, db: Db, tenant: str) -> agents.Content:

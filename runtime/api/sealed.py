@@ -1,15 +1,12 @@
-"""Values of tools on their way into the record: those by name must be there, those that were given are sealed."""
+"""Secrets that tools use by name: they must be there before anything is made that needs them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from runtime.api.models import children_of
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
-from runtime.sealing import LITERAL, Sealer
 from runtime.store import Database, vault
-from runtime.tools.kinds import SecretRef, with_values
+from runtime.tools.kinds import SecretRef
 
 
 def secrets_of(config: SessionConfig) -> set[str]:
@@ -29,13 +26,3 @@ async def ensure_secrets(db: Database, tenant: str, config: SessionConfig) -> No
             param="tools",
             code="secret_not_found",
         )
-
-
-def as_kept(sealer: Sealer, tenant: str, config: SessionConfig) -> dict[str, Any]:
-    """The configuration as its row has it: no value of a tool stands there as it is."""
-
-    def seal(value: Any) -> Any:
-        return {"sealed": sealer.seal(tenant, LITERAL, value)} if isinstance(value, str) else value
-
-    made = config.model_dump()
-    return {**made, "tools": [with_values(tool, seal) for tool in made["tools"]]}

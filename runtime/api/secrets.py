@@ -58,23 +58,23 @@ async def list_secrets(db: Db, tenant: Tenant, limit: Limit = 100, after: After 
     return page_of(rows, limit)
 
 
-@router.put("/{name}")
-async def put(name: Name, body: SecretIn, request: Request, db: Db, tenant: Tenant) -> SecretView:
+@router.put("/{secret}")
+async def put(secret: Name, body: SecretIn, request: Request, db: Db, tenant: Tenant) -> SecretView:
     """Make a secret, or replace its value: calls use the new one from now on."""
     sealer = request.app.state.sealer
-    return view(await vault.put(db, tenant, name, sealer.seal(tenant, name, body.value), sealer.key_id))
+    return view(await vault.put(db, tenant, secret, sealer.seal(tenant, secret, body.value), sealer.key_id))
 
 
-@router.get("/{name}", responses=refusals(404))
-async def get(name: Name, db: Db, tenant: Tenant) -> SecretView:
-    return view(await vault.get(db, tenant, name))
+@router.get("/{secret}", responses=refusals(404))
+async def get(secret: Name, db: Db, tenant: Tenant) -> SecretView:
+    return view(await vault.get(db, tenant, secret))
 
 
-@router.delete("/{name}", responses=refusals(404))
-async def delete(name: Name, db: Db, tenant: Tenant) -> Gone:
+@router.delete("/{secret}", responses=refusals(404))
+async def delete(secret: Name, db: Db, tenant: Tenant) -> Gone:
     """A call that needs it is refused from now on, and says so."""
-    await vault.delete(db, tenant, name)
-    return Gone(id=name, object="secret")
+    await vault.delete(db, tenant, secret)
+    return Gone(id=secret, object="secret")
 
 
 def view(row: asyncpg.Record) -> SecretView:

@@ -16,7 +16,6 @@ from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.making import checked, resolved
 from runtime.api.models import checked_model, ensure_it_fits
-from runtime.api.sealed import as_kept
 from runtime.api.sending import send
 from runtime.api.shapes import (
     AttemptOut,
@@ -33,6 +32,7 @@ from runtime.api.shapes import (
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
 from runtime.errors import InvalidRequest
+from runtime.kept import as_kept
 from runtime.store import domains, events, sessions
 from workflows.states import TERMINAL, State
 

@@ -217,6 +217,7 @@ async def list_deliveries(
 @router.post("/{webhook_id}/deliveries/{delivery_id}/replay", status_code=202, responses=refusals(404, 409))
 async def replay(webhook_id: Id, delivery_id: Id, request: Request, db: Db, tenant: Tenant) -> DeliveryOut:
     """Send it again, with the same id and body: a receiver that had it knows."""
+    await store.get(db, tenant, webhook_id)
     await store.delivery(db, tenant, webhook_id, delivery_id)
     await store.replay(db, tenant, webhook_id, delivery_id, await id_for(request, db, tenant, "rpl"))
     return DeliveryOut(**_delivery(await store.delivery(db, tenant, webhook_id, delivery_id)))

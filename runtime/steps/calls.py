@@ -258,7 +258,7 @@ async def _settled(step: Step, call: Call, claim: Claim, limit: asyncio.Semaphor
             known = await step.ready(known)
         except (BadArguments, InvalidRequest, EgressRefused, Unopened) as refused:
             # The model asked for something that is no call; it is told so and may do better.
-            return await record(step, call, claim, _clean(step, Outcome.refused(str(refused))), claim.snapshot_before)
+            return await record(step, call, claim, Outcome.refused(str(refused)), claim.snapshot_before)
         return await (_outside if known.outside else _inside)(step, known, call, claim)
 
 
@@ -272,7 +272,7 @@ async def _outside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
         )
     else:
         outcome = await run_outside(step.services.egress, known, call.arguments, place)
-    return await record(step, call, claim, _clean(step, outcome), claim.snapshot_before)
+    return await record(step, call, claim, outcome, claim.snapshot_before)
 
 
 async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
@@ -288,7 +288,14 @@ async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
         if known.writes:
             after = taken = await sandbox.snapshot(s.blobs)
             outcome = outcome.noting(taken.left_out)
-        return await record(step, call, claim, _clean(step, outcome), after)
+        return await record(step, call, claim, outcome, after)
+
+
+async def record(step: Step, call: Call, claim: Claim, outcome: Outcome, after: str) -> Claim:
+    outcome = _clean(step, outcome)
+    result: dict[str, Any] = outcome.as_result()
+    await ledger.settle(step.services.db, step.owner, step.attempt, call, result, outcome.output, after)
+    return Claim(result, outcome.output, claim.snapshot_before, after, claim.runs, claim.sandbox_id)
 
 
 def _clean(step: Step, outcome: Outcome) -> Outcome:
@@ -297,12 +304,6 @@ def _clean(step: Step, outcome: Outcome) -> Outcome:
     cut_at = step.config.limits.tool_output_bytes if outcome.truncated else None
     output = redactor.of_bytes(outcome.output, cut_at=cut_at)
     return Outcome(outcome.reason, outcome.code, output, outcome.truncated, redactor.json(outcome.facts or {}))
-
-
-async def record(step: Step, call: Call, claim: Claim, outcome: Outcome, after: str) -> Claim:
-    result: dict[str, Any] = outcome.as_result()
-    await ledger.settle(step.services.db, step.owner, step.attempt, call, result, outcome.output, after)
-    return Claim(result, outcome.output, claim.snapshot_before, after, claim.runs, claim.sandbox_id)
 
 
 async def interrupt_call(step: Step, call: Call, claim: Claim) -> Claim:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from runtime.archive_record import branch_of, chain_of
 from runtime.archives import Archive
 from runtime.config import BudgetLimits, SessionConfig
 from runtime.errors import Conflict, InvalidRequest
+from runtime.kept import as_kept
 from runtime.steps.services import Services
 from runtime.store import errands, imports
 from runtime.store.errands import Errand
@@ -38,6 +40,7 @@ async def run(s: Services, errand: Errand) -> Answer:
             made, blobs = await asyncio.to_thread(_checked, archive, s.engine.card)
             async with s.blob_lock:
                 await asyncio.to_thread(_store, s.blobs, archive, blobs)
+                made = replace(made, config=as_kept(s.sealer, errand.tenant_id, SessionConfig(**made.config)))
                 await imports.create(s.db, errand.tenant_id, session_id, made, errand.request["domain"])
         finally:
             archive.close()

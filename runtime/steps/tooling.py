@@ -49,6 +49,7 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> Standing | Non
         return await complete_tools(s, owner, attempt, config, behind, answer, root, outcome="corrected")
     with contextlib.suppress(Held):
         refused = await approved(s, owner, attempt, config, calls, behind.tokens)
+        refused |= {call.call_no: call.lost for call in calls if call.lost}
         async with (
             kv_pause(s, owner, attempt, config.kv.on_tool, _wait(tools, calls), behind.tokens),
             Step(s, owner, attempt, config, behind.tokens, tools, listings, values) as step,
@@ -108,9 +109,9 @@ def calls_of(behind: Past, tools: Catalog, values: Opened) -> tuple[list[Call], 
     said = behind.said
     assert said is not None, "a tool step follows its think"
     calls = [
-        Call(i, call["name"], arguments, known.effect if known else "pure", values.redactor.json(arguments))
+        Call(i, call["name"], arguments, known.effect if known else "pure", values.redactor.json(arguments), lost)
         for i, call in enumerate(said["calls"])
-        for arguments, known in [(values.found(call), tools.get(call["name"]))]
+        for (arguments, lost), known in [(values.found(call), tools.get(call["name"]))]
     ]
     return calls, said.get("complaint", "")
 

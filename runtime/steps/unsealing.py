@@ -68,11 +68,15 @@ class Opened:
             kept.append(hidden)
         return kept
 
-    def found(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call that runs. Raises SealError."""
+    def found(self, call: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """The arguments of a call that runs; or what is shown of them, and why they are lost: to another key, or to
+        another tenant that was given the session's archive."""
         if "sealed" not in call:
-            return dict(call["arguments"])
-        return dict(json.loads(self.sealer.open(self.tenant_id, CALLS, call["sealed"])))
+            return dict(call["arguments"]), ""
+        try:
+            return dict(json.loads(self.sealer.open(self.tenant_id, CALLS, call["sealed"]))), ""
+        except SealError:
+            return dict(call["arguments"]), "its arguments held a secret that cannot be opened here; call it anew"
 
 
 async def opened(s: Services, tenant_id: str, config: SessionConfig, *, using: bool = False) -> Opened:

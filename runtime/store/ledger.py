@@ -50,13 +50,14 @@ SELECT pg_notify($12, $1) FROM place
 @dataclass(frozen=True)
 class Call:
     """One tool call of a step. `arguments` are what it runs with, `shown` what is kept and told of them: without the
-    secrets that they may hold."""
+    secrets that they may hold; `lost` why they are not known any more, if so."""
 
     call_no: int
     name: str
     arguments: Mapping[str, Any]
     effect: str
     shown: Mapping[str, Any] | None = None
+    lost: str = ""
 
     @property
     def told(self) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from runtime.store.database import Database
 # What was handed over comes again if its next try is long due: Temporal may have lost it.
 _TO_HAND_OVER = (
     "SELECT delivery_id, round FROM webhook_deliveries WHERE state = 'pending' AND next_at < now()"
-    " AND (handed_at IS NULL OR next_at < now() - interval '2 minutes') ORDER BY next_at LIMIT 200"
+    " AND (handed_at IS NULL OR greatest(handed_at, next_at) < now() - interval '2 minutes')"
+    " ORDER BY next_at LIMIT 200"
 )
 
 

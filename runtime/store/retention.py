@@ -58,4 +58,8 @@ async def _sweep_some(connection: asyncpg.Connection, keep_days: float) -> int:
     await connection.execute(
         "DELETE FROM schedule_runs WHERE created_at < now() - make_interval(secs => $1)", keep_days * 86_400
     )
+    await connection.execute(
+        "DELETE FROM schedules WHERE deleted_at < now() - make_interval(secs => $1) AND applied = revision",
+        keep_days * 86_400,
+    )
     return len(ids)

@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 from temporalio import activity
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.common import WorkerDeploymentVersion
 from temporalio.worker import Replayer, Worker, WorkerDeploymentConfig
@@ -22,12 +23,14 @@ class Node:
         self.log: list[str] = []
         self.looks = looks
         self.waits = list(waits)
-        self.fired = asyncio.Event()
+        self.fired, self.go = asyncio.Event(), asyncio.Event()
+        self.go.set()
 
     @activity.defn(name="fire")
     async def fire(self, what: FiringIn) -> RunOut:
-        self.log.append(f"fire {what.firing}")
         self.fired.set()
+        await self.go.wait()
+        self.log.append(f"fire {what.firing}")
         return RunOut(over=False)
 
     @activity.defn(name="look_at_run")
@@ -82,19 +85,26 @@ async def test_a_run_lasts_until_its_session_rests(temporal: Client):
     assert node.log == [f"fire {firing}", "look"]
 
 
-async def test_a_run_that_is_cancelled_cancels_its_session(temporal: Client):
+async def test_a_run_that_is_cancelled_while_it_makes_its_session_cancels_that(temporal: Client):
     node, firing = Node(looks=-1), f"scheduled/{uuid.uuid4().hex}"
+    node.go.clear()
 
     async def scene(queue: str):
         handle = await temporal.start_workflow(ScheduledRunWorkflow.run, FiringIn("sch_1"), id=firing, task_queue=queue)
         await node.fired.wait()
         await handle.cancel()
+        asked = False
+        async for event in handle.fetch_history_events(wait_new_event=True):
+            asked = asked or event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED
+            if asked and event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
+                break
+        node.go.set()
         with pytest.raises(WorkflowFailureError):
             await handle.result()
         return handle
 
     await _in(temporal, node, scene)
-    assert node.log[-1] == f"cancel {firing}"
+    assert node.log == [f"fire {firing}", f"cancel {firing}"]
 
 
 async def test_a_delivery_is_tried_until_there_is_no_more_to_wait_for(temporal: Client):

@@ -86,3 +86,48 @@ def test_usage_is_told_as_a_table_and_as_csv(tenuto: Tenuto) -> None:
     assert "sampled tokens" in tenuto("usage", "--all", "--group-by", "tenant").output
     assert tenuto("usage", "--csv").stdout.splitlines()[0].startswith("id")
     assert rows(tenuto("usage", "--json")) == []
+
+
+def test_a_secret_is_set_from_standard_input_and_shown_nowhere(tenuto: Tenuto) -> None:
+    environment = {"TENUTO_API_URL": tenuto.url, "TENUTO_API_KEY": KEY}
+    said = CliRunner(env=environment).invoke(main, ["secrets", "set", "FROM_STDIN"], input="a word of ours\n")
+    assert (said.exit_code, said.stdout) == (0, "FROM_STDIN is set\n")
+    (one,) = rows(tenuto("secrets", "list", "--json"))
+    assert (one["id"], one["last_used_at"]) == ("FROM_STDIN", None)
+    listed = tenuto("secrets", "list")
+    assert ("FROM_STDIN" in listed.stdout, "a word" in listed.stdout) == (True, False)
+    assert tenuto("secrets", "delete", "FROM_STDIN").stdout == "FROM_STDIN is deleted\n"
+    assert CliRunner(env=environment).invoke(main, ["secrets", "set", "EMPTY"], input="\n").exit_code == 2
+
+
+def test_agents_and_schedules_are_made_of_files(tenuto: Tenuto, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.toml"
+    agent.write_text('name = "cli"\nsystem = "You are brief."\ntools = ["bash"]\nlimits = {max_think_tokens = 40}\n')
+    assert tenuto("agents", "create", str(agent)).stdout == "cli@1 is made\n"
+    assert tenuto("agents", "revise", "cli", str(agent)).stdout == "cli@1\n"
+    agent.write_text('{"system": "You are long."}')
+    refused = tenuto("agents", "revise", "cli", str(agent))
+    assert (refused.exit_code, "cannot be read" in refused.output) == (2, True)
+    other = tmp_path / "agent.json"
+    other.write_text('{"system": "You are long."}')
+    assert tenuto("agents", "revise", "cli", str(other)).stdout == "cli@2\n"
+    assert [row["id"] for row in rows(tenuto("agents", "versions", "cli", "--json"))] == [2, 1]
+    assert json.loads(tenuto("agents", "show", "cli@1").stdout)["limits"]["max_think_tokens"] == 40
+    assert "cli" in tenuto("agents", "list").stdout
+
+    plan = tmp_path / "plan.toml"
+    plan.write_text('agent = "cli"\nmessage = "Say hello."\ncron = "0 9 * * mon-fri"\ntime_zone = "Europe/Berlin"\n')
+    (made,) = rows(tenuto("schedules", "create", str(plan), "--json"))
+    assert "0 9 * * mon-fri (Europe/Berlin)" in tenuto("schedules", "list").stdout
+    plan.write_text("every_s = 3600\n")
+    assert "every 3600 s" in tenuto("schedules", "change", str(made["id"]), str(plan)).stdout
+    assert tenuto("schedules", "pause", str(made["id"])).stdout == f"{made['id']} is paused\n"
+    assert rows(tenuto("schedules", "runs", str(made["id"]), "--json")) == []
+    assert tenuto("schedules", "delete", str(made["id"])).exit_code == 0
+    assert rows(tenuto("agents", "archive", "cli", "--json"))[0]["archived_at"] is not None
+
+
+def test_a_webhook_to_a_host_that_is_not_listed_is_refused_in_a_sentence(tenuto: Tenuto) -> None:
+    said = tenuto.as_a_process("webhooks", "create", "https://hooks.example.org/", "--type", "session.*")
+    assert (said.returncode, "TENUTO_EGRESS_ALLOW" in said.stderr, "Traceback" in said.stderr) == (1, True, False)
+    assert rows(tenuto("webhooks", "list", "--json")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,7 @@ async def applied(app: FastAPI, schedule_id: str) -> ScheduleDescription:
     """As Temporal has it, once it was told all that the row says."""
     db: Database = app.state.db
     temporal: Client = app.state.temporal
+    await asyncio.gather(*app.state.sending)  # somebody else may be telling it
     for waiting in await schedules.store.to_apply(db):
         await schedules.apply(temporal, db, waiting)
     return await temporal.get_schedule_handle(schedules.PREFIX + schedule_id).describe()

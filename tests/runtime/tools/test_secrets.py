@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from runtime.api.sealed import as_kept
 from runtime.config import SessionConfig
+from runtime.kept import as_kept
 from runtime.sealing import Sealer
 from runtime.steps.generating import Shown
 from runtime.store import fleet, vault
@@ -139,3 +139,15 @@ def test_the_beginning_of_a_secret_before_a_cut_is_masked_too() -> None:
     )
     assert redactor.of_bytes(b"xx abc\n[...]", cut_at=6) == b"xx abc\n[...]"
     assert redactor.json({"abcdefghijkl": ["abcdefghijkl", 3, None]}) == {"***": ["***", 3, None]}
+
+
+async def test_a_call_whose_arguments_another_key_sealed_is_refused_and_the_session_goes_on(node: Node) -> None:
+    session = await node.session([echo("plain")])
+    owner = await node.take(session)
+    hidden = node.hiding("hunter22")
+    await hidden.think(owner, ("echo", {"word": "hunter22"}))
+    other = Node(dataclasses.replace(node.services, sealer=Sealer(b"k" * 32)))
+    await other.run(owner)
+    [row] = await node.ledger(session)
+    assert (row["result"]["reason"], row["arguments"], row["runs"]) == ("refused", {"word": "***"}, 0)
+    assert b"call it anew" in row["output"]
