@@ -13,6 +13,7 @@ from runtime import prices
 from runtime.api import (
     admin,
     admin_sessions,
+    agents,
     approvals,
     audit,
     commands,
@@ -22,9 +23,12 @@ from runtime.api import (
     outputs,
     problems,
     queries,
+    schedules,
+    secrets,
     sessions,
     tenants,
     usage,
+    webhooks,
 )
 from runtime.api.acting import Noted
 from runtime.api.chats import Chats
@@ -34,6 +38,7 @@ from runtime.api.request_id import RequestIds
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
+from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
@@ -43,6 +48,10 @@ ROUTERS = (
     commands.router,
     approvals.router,
     outputs.router,
+    agents.router,
+    secrets.router,
+    webhooks.router,
+    schedules.router,
     models.router,
     admin.router,
     keys.router,
@@ -69,6 +78,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.hub = Hub(db)
             app.state.sending = set()
             app.state.kv_encryption = settings.kv_encryption == "on"
+            app.state.sealer = Sealer(settings.secrets_key_bytes)
             app.state.egress = Egress(settings.egress_allow)
             app.state.sandbox_egress = settings.sandbox_egress_allow
             app.state.sandbox_images = settings.sandbox_images

@@ -96,8 +96,9 @@ async def _copy(
 ) -> None:
     session_id = parent["session_id"]
     await connection.execute(
-        "INSERT INTO sessions (session_id, tenant_id, config, seed, kv_domain, budget, parent_id, parent_step, state)"
-        " SELECT $2, tenant_id, config, $3, kv_domain, budget, session_id, $4,"
+        "INSERT INTO sessions (session_id, tenant_id, config, seed, kv_domain, budget, parent_id, parent_step,"
+        " agent_name, agent_version, metadata, state)"
+        " SELECT $2, tenant_id, config, $3, kv_domain, budget, session_id, $4, agent_name, agent_version, metadata,"
         " CASE WHEN $4::int IS NULL THEN 'created' ELSE 'idle' END FROM sessions WHERE session_id = $1",
         session_id,
         child_id,

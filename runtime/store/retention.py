@@ -50,4 +50,11 @@ async def _sweep_some(connection: asyncpg.Connection, keep_days: float) -> int:
     await connection.execute(
         "DELETE FROM idempotency WHERE created_at < now() - make_interval(secs => $1)", keep_days * 86_400
     )
+    await connection.execute(
+        "DELETE FROM webhook_deliveries WHERE state <> 'pending' AND created_at < now() - make_interval(secs => $1)",
+        keep_days * 86_400,
+    )
+    await connection.execute(
+        "DELETE FROM schedule_runs WHERE created_at < now() - make_interval(secs => $1)", keep_days * 86_400
+    )
     return len(ids)

@@ -8,6 +8,7 @@ from typing import Any
 
 import asyncpg
 
+from runtime.agents import Origin
 from runtime.errors import Conflict, NotFound
 from runtime.store import domains, events, quotas
 from runtime.store.database import Database
@@ -15,6 +16,8 @@ from runtime.store.held import COLUMNS, SOURCE, locked, session_of
 from runtime.store.values import Event, Session
 from workflows.states import TERMINAL, State, transition
 from workflows.states import Event as Move
+
+UNKNOWN = Origin()
 
 
 def new_id(prefix: str) -> str:
@@ -30,6 +33,7 @@ async def create(
     *,
     domain: str | None = None,
     parent: tuple[str, int, int] | None = None,
+    origin: Origin = UNKNOWN,
 ) -> None:
     """Accept a session. Repeated with the same id: a no-op. `domain`: the sharing domain of its pages, made if need be;
     None: its tenant's pages, for ever. `parent`: the session, step and call whose tool this one is. Raises Forbidden
@@ -41,14 +45,19 @@ async def create(
             await domains.ensure(connection, tenant_id, domain)
         made = await connection.fetchval(
             "INSERT INTO sessions"
-            " (session_id, tenant_id, config, seed, kv_domain, parent_id, parent_step, parent_call)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING RETURNING true",
+            " (session_id, tenant_id, config, seed, kv_domain, parent_id, parent_step, parent_call,"
+            " agent_name, agent_version, schedule_id, metadata)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ON CONFLICT DO NOTHING RETURNING true",
             session_id,
             tenant_id,
             dict(config),
             seed,
             domain,
             *(parent or (None, None, None)),
+            origin.agent,
+            origin.version,
+            origin.schedule_id,
+            dict(origin.metadata),
         )
         if made:
             about = {"session_id": session_id, "model": config["model"], "seed": seed}
