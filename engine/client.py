@@ -258,13 +258,15 @@ class EngineClient:
         pause: Mapping[str, Any] | None = None,
         ttl_s: float | None = None,
         step: int = 0,
+        source: str = "",
     ) -> KvReceipt:
         """pin, offload (tier host, nvme, shared, or auto: the policy decides), prefetch, release or drop. With `wait`,
         the receipt comes when the copy has ended.
 
         token_ids: the transcript, needed where the engine may have been restarted since.
         pause: why the session waits: state (tool, approval or paused), tool, timeout_s.
-        ttl_s: a pin ends by itself. step: the session's step, for the decision log.
+        ttl_s: a pin ends by itself. step: the session's step, for the decision log. source: "api" where the intent is
+        not the session's own.
         """
         message = {
             "type": "kv",
@@ -279,6 +281,7 @@ class EngineClient:
             "pause": None if pause is None else dict(pause),
             "ttl_s": ttl_s,
             "step": step,
+            "source": source,
         }
         return _receipt(await self._ask(message))
 

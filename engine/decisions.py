@@ -26,7 +26,8 @@ FILE_BYTES = 64 * 2**20
 class Decision:
     """One line of the log.
 
-    at_s: since 1970. reason: tool_started, tool_ended, scheduled, pressure, or asked (somebody sent the intent).
+    at_s: since 1970. reason: tool_started, tool_ended, scheduled, pressure, asked (a step sent the intent) or
+    api (somebody did, from outside).
     action: store, evict, prefetch, restore, recompute, pin, release, drop, keep; `place` is where to, or from where.
     predicted_s and realised_s: how long it takes, or, of an eviction, what its absence costs when the session is back.
     instead_s: what computing the same tokens would take. status: open, done, failed or moot.

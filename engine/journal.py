@@ -92,7 +92,7 @@ class Journal:
             predicted = link.write_s(size) if call.intent == "offload" else link.read_s(size)
         return self.log(
             record.name,
-            "asked",
+            call.source or "asked",
             "store" if call.intent == "offload" else call.intent,
             place,
             tokens,

@@ -15,6 +15,7 @@ from kvtier.policy import State
 _INTENTS = ("pin", "offload", "prefetch", "release", "drop")
 _AUTO = "auto"
 _PAUSES = (State.TOOL, State.APPROVAL, State.PAUSED)
+_SOURCES = ("", "api")
 _LONGEST_S = 10 * 365 * 86_400.0
 
 
@@ -32,7 +33,8 @@ class KvCall:
     """A checked `kv` message. `token_ids` empty means: what the engine knows of the session.
 
     tier: None for an offload means that the policy decides. ttl_s: a pin ends by itself. step: the step of the session
-    that asks, for the log. tokens: a range [start, end) of the session's, None for all.
+    that asks, for the log. tokens: a range [start, end) of the session's, None for all. source: who asks, where that is
+    not the session itself.
     """
 
     intent: str
@@ -47,6 +49,7 @@ class KvCall:
     ttl_s: float | None = None
     step: int = 0
     tokens: tuple[int, int] | None = None
+    source: str = ""
 
     def keys_of(self, keys: Sequence[bytes]) -> list[bytes]:
         """Of a chain of pages, those that have a token of the range."""
@@ -64,6 +67,9 @@ def parse_kv(message: Mapping[str, Any]) -> KvCall:
     tier = fields.text("tier", Tier.HOST.value)
     if tier not in (*Tier, _AUTO):
         raise RequestError("bad_request", f"tier is {tier!r}; {', '.join((*Tier, _AUTO))} are possible")
+    source = fields.optional_text("source", MAX_ID_CHARS) or ""
+    if source not in _SOURCES:
+        raise RequestError("bad_request", f"source is {source!r}; only 'api' is possible")
     tokens = fields.integers("token_ids") if message.get("token_ids") is not None else []
     if any(token < 0 or token >= 1 << 32 for token in tokens):
         raise RequestError("token_out_of_range", "a token id is outside any vocabulary")
@@ -79,6 +85,7 @@ def parse_kv(message: Mapping[str, Any]) -> KvCall:
         _pause(message.get("pause")),
         fields.seconds("ttl_s", None, _LONGEST_S),
         fields.integer("step", 0, 0, (1 << 31) - 1),
+        source=source,
     )
 
 

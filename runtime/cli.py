@@ -20,6 +20,7 @@ from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
 from runtime.cli_admin import audit, keys, tenants, usage
 from runtime.cli_agents import agents
+from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
 from runtime.cli_schedules import schedules
@@ -163,6 +164,10 @@ def engine(address: str | None, as_json: bool) -> None:
 for command in (
     agents,
     audit,
+    execute,
+    export,
+    files,
+    import_,
     keys,
     kv,
     node,

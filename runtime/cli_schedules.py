@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def delete(schedule: str, as_json: bool) -> None:
         told(client.delete(f"/v1/schedules/{schedule}"), as_json, f"{schedule} is deleted")
 
 
-def _when(one: dict[str, Any]) -> str:
+def _when(one: Mapping[str, Any]) -> str:
     if one["cron"] is None:
         return f"every {one['every_s']:g} s"
     return f"{one['cron']} ({one['time_zone']})"

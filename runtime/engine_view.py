@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -70,16 +71,21 @@ def _pages(stats: dict[str, Any]) -> Table:
 def _tiers(stats: dict[str, Any]) -> Table:
     """What each tier holds, how it answered, and every fault that it saw."""
     table = _table("tiers", "pages", "used", "budget", "hits", "misses", "evicted", "break-even", "faults")
-    for tier, counts in stats["tiers"].items():
-        if not counts["budget_bytes"]:
-            continue
-        sizes = (_size(counts["used_bytes"]), _size(counts["budget_bytes"]))
-        answers = (f"{counts[name]:,}" for name in ("hits", "misses", "evicted"))
-        table.add_row(tier, f"{counts['pages']:,}", *sizes, *answers, _break_even(stats, tier), _faults(counts))
+    for row in tier_rows(stats):
+        table.add_row(*row)
     return table
 
 
-def _break_even(stats: dict[str, Any], tier: str) -> str:
+def tier_rows(stats: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Of each tier that is there: its name, pages, bytes, budget, hits, misses, evictions, break-even and faults."""
+    for tier, counts in stats["tiers"].items():
+        if counts["budget_bytes"]:
+            sizes = (_size(counts["used_bytes"]), _size(counts["budget_bytes"]))
+            answers = (f"{counts[name]:,}" for name in ("hits", "misses", "evicted"))
+            yield (tier, f"{counts['pages']:,}", *sizes, *answers, _break_even(stats, tier), _faults(counts))
+
+
+def _break_even(stats: Mapping[str, Any], tier: str) -> str:
     """From which length on the tier pays."""
     lengths = stats.get("break_even") or {}
     if tier not in lengths:

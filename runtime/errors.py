@@ -19,6 +19,9 @@ TenutoError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class TenutoError(Exception):
     """Base of everything that the runtime raises on purpose."""
@@ -32,6 +35,10 @@ class RequestError(TenutoError):
         super().__init__(message)
         self.param = param
         self.code = code or type(self).code
+
+    def as_told(self) -> dict[str, Any]:
+        """For a row, where another process finds it."""
+        return {"status": self.status, "code": self.code, "message": str(self), "param": self.param}
 
 
 class InvalidRequest(RequestError):
@@ -72,6 +79,13 @@ class TooManyRequests(RequestError):
     def __init__(self, message: str, retry_after_s: int, *, code: str | None = None) -> None:
         super().__init__(message, code=code)
         self.retry_after_s = retry_after_s
+
+
+def refusal(told: Mapping[str, Any]) -> RequestError:
+    """The inverse of `as_told`."""
+    kinds = {one.status: one for one in (NotFound, Conflict, TooLarge, Forbidden, Unauthorized)}
+    kind = kinds.get(told.get("status", 0), InvalidRequest)
+    return kind(str(told["message"]), param=told.get("param"), code=told.get("code"))
 
 
 class Unavailable(TenutoError):

@@ -23,6 +23,7 @@ _WHY = {
     "scheduled": "it was its turn",
     "pressure": "others needed the place",
     "asked": "it was asked for",
+    "api": "it was asked for over the API",
 }
 
 

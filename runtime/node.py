@@ -29,7 +29,7 @@ from runtime.steps.collecting import collect_all
 from runtime.steps.leaving import Watched
 from runtime.steps.resting import SpareBook, release_idle, usual_spec
 from runtime.steps.sharing import share_at_rest
-from runtime.store import Database, chats, fleet, retention, sandboxes
+from runtime.store import Database, chats, errands, fleet, retention, sandboxes
 from runtime.tools.egress import Egress
 from sandbox import BlobStore, Budget, Driver, Pool, choose_driver
 from workflows.contract import NODES_QUEUE, THINK, node_queue
@@ -100,7 +100,7 @@ async def serve(settings: Settings) -> None:
             drain_forever(engine, db),
             _sweep_forever(db, settings.retention_days),
         ):
-            async with services.pool, _workers(client, services):
+            async with services.pool, serving(client, services):
                 announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)
                 await until_stopped()
                 await drain.on_the_way_out()
@@ -167,6 +167,7 @@ async def _sweep_forever(db: Database, keep_days: float) -> None:
         try:
             if swept := await retention.sweep(db, keep_days):
                 log.info("removed the record of %d sessions that ended over %g days ago", swept, keep_days)
+            await errands.sweep(db)
         except Exception:
             log.exception("the record could not be swept; trying again")
         await asyncio.sleep(SWEEP_EVERY_S)
@@ -215,7 +216,7 @@ async def _beat(s: Services, drain: Drain) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _workers(client: Client, services: Services) -> AsyncIterator[None]:
+async def serving(client: Client, services: Services) -> AsyncIterator[None]:
     """One worker for steps that belong here, one for what any node may take."""
 
     async def completed(kind: str, what: Any) -> None:

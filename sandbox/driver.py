@@ -207,11 +207,14 @@ class Sandbox:
             return await earlier.snapshot(self._channel, store)
         return await workspace.snapshot(self._channel, store, verify)
 
-    async def restore(self, root: str, store: BlobStore) -> Restored:
-        """Makes /work equal to `root` and nothing else; returns "pid name" of the processes this killed."""
+    async def restore(self, root: str, store: BlobStore, *, spare: bool = False) -> Restored:
+        """Makes /work equal to `root` and nothing else; returns "pid name" of the processes this killed.
+
+        `spare`: none is killed; what runs is stopped meanwhile, and goes on in the workspace as it is then.
+        """
         if self.is_earlier:
             raise SandboxLost("its agent is of an earlier release and cannot restore this workspace")
-        return await workspace.restore(self._channel, root, store)
+        return await workspace.restore(self._channel, root, store, spare=spare)
 
     async def open_gate(self, egress: Egress, denied: Denied) -> Gate:
         """Lets tools out to what `egress` allows, until the gate is closed or anybody opens another; `denied` is told

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from .agent.content import SPARSE_FROM, WINDOW, filled_pages, run_head
 from .blobs import BlobStore
@@ -29,6 +29,7 @@ from .changes import Tree, changes
 from .errors import BadPath, BlobCorrupt
 
 __all__ = [
+    "Source",
     "Tree",
     "changes",
     "check_name",
@@ -75,7 +76,13 @@ def pack(tree: Tree) -> tuple[str, dict[str, bytes]]:
     return digests[id(tree)], blobs
 
 
-def load(root: str, store: BlobStore) -> Tree:
+class Source(Protocol):
+    """Gives blobs by their hash. Raises BlobMissing, BlobCorrupt."""
+
+    def get(self, digest: str) -> bytes: ...
+
+
+def load(root: str, store: Source) -> Tree:
     """The inverse of `pack`, from a store. Raises BlobMissing or BlobCorrupt."""
     top: Tree = []
     paths: set[str] = set()
@@ -126,7 +133,7 @@ def files(tree: Tree) -> Iterator[tuple[str, str, int]]:
                 todo.append((f"{prefix}{entry[0]}/", entry[3]))
 
 
-def reachable(root: str, store: BlobStore) -> set[str]:
+def reachable(root: str, store: Source) -> set[str]:
     """Every blob that this root needs: what a collector must keep."""
     found = {root}
     todo = [root]

@@ -112,11 +112,12 @@ async def _runs(channel: Channel, path: str, size: int) -> bytes:
     return bytes(data)
 
 
-async def restore(channel: Channel, root: str, store: BlobStore) -> Restored:
-    """Makes the workspace equal to `root`, nothing merged. Kills all tools first and returns who they were."""
+async def restore(channel: Channel, root: str, store: BlobStore, *, spare: bool = False) -> Restored:
+    """Makes the workspace equal to `root`, nothing merged. Kills all tools first and returns who they were; with
+    `spare` it stops them instead, and wakes them in the end."""
     want = await asyncio.to_thread(snapshots.load, root, store)
-    header, _ = await channel.request("killall")
-    await channel.request("freeze")  # nothing is left to freeze, but starts wait
+    killed: list[str] = [] if spare else (await channel.request("killall"))[0]["killed"]
+    await channel.request("freeze")  # where nothing is left to freeze, starts wait
     try:
         look = await Look.of(channel)
         bare: set[str] = set()
@@ -131,7 +132,7 @@ async def restore(channel: Channel, root: str, store: BlobStore) -> Restored:
     finally:
         await channel.request("thaw")
     why = "extended attributes, which the file system here does not have"
-    return Restored(header["killed"], [f"{path}: {why}" for path in sorted(bare)])
+    return Restored(killed, [f"{path}: {why}" for path in sorted(bare)])
 
 
 async def _apply(channel: Channel, steps: list[list[Any]], store: BlobStore) -> set[str]:

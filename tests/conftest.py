@@ -84,14 +84,14 @@ def dsn_of(server: PostgresServer, database: str) -> str:
 @pytest.fixture
 async def empty_dsn(postgres_server: PostgresServer) -> AsyncIterator[str]:
     """A database with nothing in it."""
-    async for dsn in _database(postgres_server, ""):
+    async for dsn in make_database(postgres_server, ""):
         yield dsn
 
 
 @pytest.fixture
 async def dsn(postgres_server: PostgresServer) -> AsyncIterator[str]:
     """A database with the schema and nothing else."""
-    async for dsn in _database(postgres_server, "TEMPLATE template_migrated"):
+    async for dsn in make_database(postgres_server, "TEMPLATE template_migrated"):
         yield dsn
 
 
@@ -101,7 +101,7 @@ async def db(dsn: str) -> AsyncIterator[Database]:
         yield database
 
 
-async def _database(server: PostgresServer, template: str) -> AsyncIterator[str]:
+async def make_database(server: PostgresServer, template: str) -> AsyncIterator[str]:
     name = f"test_{uuid.uuid4().hex}"
     connection = await asyncpg.connect(server.dsn)
     await connection.execute(f"CREATE DATABASE {name} {template}")

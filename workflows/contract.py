@@ -24,6 +24,8 @@ SEND_WEBHOOK = "send_webhook"
 FIRE = "fire"
 LOOK_AT_RUN = "look_at_run"
 CANCEL_RUN = "cancel_run"
+ALTER = "alter"
+ERRAND = "errand"
 
 
 class ErrorType:
@@ -40,6 +42,10 @@ class ErrorType:
 
 def workflow_id(session_id: str) -> str:
     return f"session/{session_id}"
+
+
+def errand_workflow_id(errand_id: str) -> str:
+    return f"errand/{errand_id}"
 
 
 def node_queue(node_id: str, boot: str) -> str:
@@ -112,6 +118,7 @@ class StepOut:
     progress: Progress
     moved: bool = False  # the session was taken back to another checkpoint: whoever held it must be fenced off
     interrupt: bool = False  # what would run next is to be ended instead
+    alters: bool = False  # of APPLY: a change of the workspace is next; of ALTER: more commands wait behind it
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ class ApplyIn:
     """Apply the commands that the record holds, and expire what waited too long."""
 
     session_id: str
+    gave_up: str = ""  # why the change of the workspace that is next cannot be made, at no node
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,17 @@ def delivery_workflow_id(what: DeliveryIn) -> str:
     return f"webhook/{what.delivery_id}/{what.round}"
 
 
+@dataclass(frozen=True)
+class ErrandIn:
+    """What only a node can do. `errand_id` names the row that says what is asked; `session_id` is empty where that is
+    about no session."""
+
+    session_id: str
+    errand_id: str
+    queue: str
+    within_s: float
+
+
 @dataclass
 class SessionState:
     """Everything of a session that must survive continue-as-new."""
@@ -179,3 +198,4 @@ class SessionState:
     commands: list[str] = field(default_factory=list)  # ids of commands that are to be applied
     interrupt: bool = False  # what runs is to be ended as interrupted, before anything else
     wake_at: float = 0.0  # when to ask whether the wait has expired, by the workflow's clock; 0: when it does
+    alters: bool = False  # a change of the workspace waits in the record

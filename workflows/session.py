@@ -73,6 +73,7 @@ class SessionWorkflow:
         self._activity = ""  # the step's activity that runs now
         self._stopped = False  # what ran was cancelled to make way for a command
         self._lost = ""  # the queue that lost the last step
+        self._more = False  # commands wait behind the change of the workspace that was made last
         self._known = state.placement.epoch if state.placement else 0
 
     @workflow.run
@@ -173,7 +174,7 @@ class SessionWorkflow:
 
     def _has_work(self) -> bool:
         state = self.state
-        asked = state.ending or state.commands or state.interrupt
+        asked = state.ending or state.commands or state.interrupt or state.alters
         return bool(asked or (self._has_message() and may_go_on(state.progress, True)))
 
     def _has_message(self) -> bool:
@@ -229,6 +230,8 @@ class SessionWorkflow:
                 await self._interrupt()
             elif self.state.commands:
                 await self._apply()
+            elif self.state.alters:
+                await self._alter()
             elif not may_go_on(self.state.progress, self._has_message()) or not await self._next_step():
                 return
 
@@ -259,16 +262,31 @@ class SessionWorkflow:
         await self._step(contract.INTERRUPT, lambda epoch, n: StepIn(session_id, epoch, n))
         self.state.interrupt = False
 
-    async def _apply(self) -> None:
+    async def _apply(self, gave_up: str = "") -> None:
         taken = list(self.state.commands)
-        applied: StepOut = await self._anywhere(contract.APPLY, ApplyIn(self.state.session_id), StepOut)
+        applied: StepOut = await self._anywhere(contract.APPLY, ApplyIn(self.state.session_id, gave_up), StepOut)
         self.state.commands = [one for one in self.state.commands if one not in taken]
+        self.state.alters = applied.alters
         self._read(applied.progress)
         self._end_if_ended()
         self.state.interrupt = self.state.interrupt or applied.interrupt
         if applied.moved:
             self.state.placement = None
             self._known = 0
+
+    async def _alter(self) -> None:
+        """Change the workspace as was asked, where it is. What cannot be done at any node is refused, and no more: the
+        session is as it was."""
+        session_id = self.state.session_id
+        try:
+            made = await self._step(contract.ALTER, lambda epoch, n: StepIn(session_id, epoch, n))
+        except _Refused as refusal:
+            await self._apply(str(refusal))
+            return
+        if made:
+            self.state.alters = False
+            if self._more:
+                self.state.commands.append("behind")
 
     async def _take_input(self) -> None:
         """Take the oldest message; the id only says that there is one."""
@@ -333,6 +351,7 @@ class SessionWorkflow:
             finally:
                 self._activity = ""
             self._read(out.progress)
+            self._more = out.alters
             return True
         raise AssertionError("unreachable")
 

@@ -12,12 +12,18 @@ from fastapi import Depends, FastAPI, Response
 from runtime import prices
 from runtime.api import (
     admin,
+    admin_kv,
     admin_sessions,
     agents,
     approvals,
     audit,
+    changes,
     commands,
     documented,
+    exporting,
+    files,
+    importing,
+    intents,
     keys,
     models,
     outputs,
@@ -42,11 +48,17 @@ from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
+from sandbox import BlobStore
 
 ROUTERS = (
+    importing.router,  # before what takes any name for a session's
     sessions.router,
+    exporting.router,
     commands.router,
     approvals.router,
+    files.router,
+    changes.router,
+    intents.router,
     outputs.router,
     agents.router,
     secrets.router,
@@ -54,6 +66,7 @@ ROUTERS = (
     schedules.router,
     models.router,
     admin.router,
+    admin_kv.router,
     keys.router,
     keys.admin_router,
     tenants.router,
@@ -77,6 +90,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.chats = Chats()
             app.state.hub = Hub(db)
             app.state.sending = set()
+            app.state.blobs = BlobStore(settings.blobs_dir)  # those that a node of this machine has
             app.state.kv_encryption = settings.kv_encryption == "on"
             app.state.sealer = Sealer(settings.secrets_key_bytes)
             app.state.egress = Egress(settings.egress_allow)

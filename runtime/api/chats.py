@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.tokens import ChatFormat, PublishedChat, read_chat
+from engine.tokens import ChatFormat, PublishedChat, Tokenizer, read_chat
 from runtime.errors import Unavailable
 from runtime.store import Database, chats
 
@@ -15,10 +15,17 @@ class Chats:
     """Reads a format once and keeps the latest few."""
 
     def __init__(self) -> None:
-        self._read: dict[str, asyncio.Task[ChatFormat]] = {}
+        self._read: dict[str, asyncio.Task[tuple[Tokenizer, ChatFormat]]] = {}
 
     async def of(self, db: Database, digest: str) -> ChatFormat:
         """The format of this digest. Raises Unavailable where no node publishes it any longer."""
+        return (await self._found(db, digest))[1]
+
+    async def tokenizer(self, db: Database, digest: str) -> Tokenizer:
+        """The tokenizer that goes with it. Raises Unavailable."""
+        return (await self._found(db, digest))[0]
+
+    async def _found(self, db: Database, digest: str) -> tuple[Tokenizer, ChatFormat]:
         task = self._read.pop(digest, None)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.create_task(_load(db, digest))
@@ -28,8 +35,8 @@ class Chats:
         return await asyncio.shield(task)
 
 
-async def _load(db: Database, digest: str) -> ChatFormat:
+async def _load(db: Database, digest: str) -> tuple[Tokenizer, ChatFormat]:
     data = await chats.data_of(db, digest)
     if data is None:
         raise Unavailable("the node that serves the model has just changed")
-    return (await asyncio.to_thread(read_chat, PublishedChat(digest, data)))[1]
+    return await asyncio.to_thread(read_chat, PublishedChat(digest, data))

@@ -112,3 +112,9 @@ class Named(Shape):
 
     id: str = Field(description="Its id.")
     object: str
+
+
+def page_of(data: list[Item], has_more: bool) -> Page[Item]:
+    """A part of a list of things that have ids."""
+    first, last = (data[0], data[-1]) if data else (None, None)
+    return Page(data=data, has_more=has_more, first_id=getattr(first, "id", None), last_id=getattr(last, "id", None))

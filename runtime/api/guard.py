@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import problems
 from runtime.api.problems import problem
+from runtime.archives import MAX_BYTES as MAX_ARCHIVE_BYTES
 from runtime.errors import Forbidden, RequestError, TooManyRequests, Unauthorized, Unavailable
 from runtime.store import Database, keys, rates
 from runtime.store.keys import Caller
@@ -22,11 +23,13 @@ from runtime.store.keys import Caller
 OPEN: Final = frozenset({"/v1/openapi.json"})  # what it says of the API is no secret
 MAX_BODY_BYTES = 8 << 20
 _NO_KEY = "send your key as `Authorization: Bearer KEY`; the first one is in admin.key of TENUTO_HOME"
-_TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes"
+
+
+LARGER: Final = {"/v1/sessions/import": MAX_ARCHIVE_BYTES}  # what is not read into memory
 
 
 class Guard:
-    """ASGI middleware: Host and Origin must name this machine; bodies end at MAX_BODY_BYTES.
+    """ASGI middleware: Host and Origin must name this machine; bodies end at MAX_BODY_BYTES, or where LARGER says.
 
     A page on the web can make a browser send requests to loopback; its Host (after DNS rebinding) or Origin gives
     it away. `allowed` adds names that a deployment answers to.
@@ -44,10 +47,11 @@ class Guard:
         if refusal := self._refusal(headers):
             await problem(403, "forbidden_origin", refusal)(scope, receive, send)
             return
-        if _announced(headers) > MAX_BODY_BYTES:
-            await _too_large(scope, receive, send)
+        most = LARGER.get(scope["path"], MAX_BODY_BYTES)
+        if _announced(headers) > most:
+            await problem(413, "request_too_large", _too_large(most))(scope, receive, send)
             return
-        await self._app(scope, _Bounded(receive), send)
+        await self._app(scope, _Bounded(receive, most), send)
 
     def _refusal(self, headers: dict[str, str]) -> str | None:
         host = headers.get("host", "")
@@ -78,20 +82,21 @@ def _announced(headers: Mapping[str, str]) -> int:
 
 
 class _Bounded:
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
+        self._most = most
         self._seen = 0
 
     async def __call__(self) -> Message:
         message = await self._receive()
         self._seen += len(message.get("body", b""))
-        if self._seen > MAX_BODY_BYTES:
-            raise HTTPException(413, _TOO_LARGE)
+        if self._seen > self._most:
+            raise HTTPException(413, _too_large(self._most))
         return message
 
 
-async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
-    await problem(413, "request_too_large", _TOO_LARGE)(scope, receive, send)
+def _too_large(most: int) -> str:
+    return f"the body is larger than {most} bytes"
 
 
 class Authenticated:

@@ -10,16 +10,29 @@ from typing import Any
 
 from temporalio import activity
 
-from runtime.steps import closing, compacting, firing, inputs, interrupting, placing, sending, thinking, tooling
+from runtime.steps import (
+    altering,
+    closing,
+    compacting,
+    errands,
+    firing,
+    inputs,
+    interrupting,
+    placing,
+    sending,
+    thinking,
+    tooling,
+)
 from runtime.steps.errors import told_to_the_workflow
 from runtime.steps.services import Services
-from runtime.store import commands, sessions, standing
+from runtime.store import alterations, commands, sessions, standing
 from runtime.store.standing import Standing
 from workflows import contract
 from workflows.contract import (
     ApplyIn,
     DeliveryIn,
     DeliveryOut,
+    ErrandIn,
     FailIn,
     FinishIn,
     FiringIn,
@@ -51,7 +64,15 @@ class Steps:
 
     def at_home(self) -> list[Callable[..., Any]]:
         """Activities of the node that holds the session, from its own queue."""
-        return [self.take_input, self.think, self.run_tools, self.compact, self.interrupt]
+        return [
+            self.take_input,
+            self.think,
+            self.run_tools,
+            self.compact,
+            self.interrupt,
+            self.alter,
+            self.errand,
+        ]
 
     @activity.defn(name=contract.PLACE)
     @told_to_the_workflow
@@ -97,12 +118,29 @@ class Steps:
             await interrupting.interrupt(self._services, what, execution())
             return StepOut(await self._progress(what.session_id))
 
+    @activity.defn(name=contract.ALTER)
+    @told_to_the_workflow
+    async def alter(self, what: StepIn) -> StepOut:
+        """Changes of the workspace that were asked for from outside, up to the first command of another kind."""
+        async with heartbeats():
+            more = await altering.alter(self._services, what)
+            return StepOut(await self._progress(what.session_id), alters=more)
+
+    @activity.defn(name=contract.ERRAND)
+    @told_to_the_workflow
+    async def errand(self, what: ErrandIn) -> None:
+        async with heartbeats():
+            await errands.run(self._services, what.errand_id)
+
     @activity.defn(name=contract.APPLY)
     async def apply(self, what: ApplyIn) -> StepOut:
         """Commands, answers and expired questions: what the record says is done to the session's state."""
         async with heartbeats():
+            if what.gave_up:
+                await alterations.refuse_next(self._services.db, what.session_id, what.gave_up)
             applied = await commands.apply(self._services.db, what.session_id, asked_by())
-            return StepOut(await self._progress(what.session_id), applied.moved, applied.interrupt)
+            progress = await self._progress(what.session_id)
+            return StepOut(progress, applied.moved, applied.interrupt, applied.alters)
 
     # The last two are tried until they are done: there is nobody left to tell.
 

@@ -25,8 +25,15 @@ async def open_box(
     """The session's sandbox and its id. A new one holds the workspace `root`, with what was still written there when
     the last one was given up; a live one is left as it is, since its journal knows which calls ran, also where another
     node of this machine made it."""
+    return await attached(s, owner, attempt.step_no) or await _create(s, owner, attempt, config, root)
+
+
+async def attached(s: Services, owner: Owner, step_no: int) -> tuple[str, Sandbox] | None:
+    """The session's sandbox where it lives, and its id. None: there is none, nor one of which the record thinks so."""
     row = await sandboxes.of_session(s.db, owner.session_id)
-    if row is not None and row["handle"] is not None and row["driver"] == s.driver.name:
+    if row is None:
+        return None
+    if row["handle"] is not None and row["driver"] == s.driver.name:
         handle = Handle.from_json(row["handle"])
         try:
             sandbox = await s.driver.attach(handle, epoch=owner.epoch)
@@ -37,13 +44,12 @@ async def open_box(
             await sandbox.close()
             await s.driver.release(handle)
             about = {"sandbox_id": row["sandbox_id"], "reason": "its agent was of an earlier release"}
-            await _tell(s, owner, attempt, "sandbox.released", about)
+            await _tell(s, owner, step_no, "sandbox.released", about)
         except SandboxLost as lost:
-            await _tell(s, owner, attempt, "sandbox.lost", {"sandbox_id": row["sandbox_id"], "reason": str(lost)})
+            await _tell(s, owner, step_no, "sandbox.lost", {"sandbox_id": row["sandbox_id"], "reason": str(lost)})
             await s.driver.release(handle)
-    if row is not None:
-        await sandboxes.close(s.db, row["sandbox_id"])
-    return await _create(s, owner, attempt, config, root)
+    await sandboxes.close(s.db, row["sandbox_id"])
+    return None
 
 
 async def _create(s: Services, owner: Owner, attempt: Attempt, config: SessionConfig, root: str) -> tuple[str, Sandbox]:
@@ -72,7 +78,9 @@ async def _create(s: Services, owner: Owner, attempt: Attempt, config: SessionCo
             await s.driver.release(handle)
         raise
     about = {"sandbox_id": handle.sandbox_id, "driver": s.driver.name, "was_ready": ready}
-    await _tell(s, owner, attempt, "sandbox.created", {**about, "ms": round((time.monotonic() - begun) * 1000, 1)})
+    await _tell(
+        s, owner, attempt.step_no, "sandbox.created", {**about, "ms": round((time.monotonic() - begun) * 1000, 1)}
+    )
     return handle.sandbox_id, sandbox
 
 
@@ -83,7 +91,7 @@ async def _wait_for_turn(s: Services, owner: Owner, attempt: Attempt) -> None:
         while not (turn := await quotas.turn_for_sandbox(s.db, tenant_id, owner.session_id)).may:
             if not told:
                 about = {"quota": "sandboxes", "used": turn.used, "limit": turn.limit}
-                await _tell(s, owner, attempt, "sandbox.waiting", about)
+                await _tell(s, owner, attempt.step_no, "sandbox.waiting", about)
                 told = True
             await asyncio.sleep(LOOK_EVERY_S)
     except BaseException:
@@ -117,5 +125,5 @@ async def release_box(s: Services, session_id: str) -> bool:
     return True
 
 
-async def _tell(s: Services, owner: Owner, attempt: Attempt, kind: str, data: Mapping[str, Any]) -> None:
-    await events.write(s.db, owner.session_id, [Event(kind, dict(data))], epoch=owner.epoch, step_no=attempt.step_no)
+async def _tell(s: Services, owner: Owner, step_no: int, kind: str, data: Mapping[str, Any]) -> None:
+    await events.write(s.db, owner.session_id, [Event(kind, dict(data))], epoch=owner.epoch, step_no=step_no)

@@ -1,4 +1,4 @@
-"""What is asked of a session beside messages: pause, resume, retry, rewind, interrupt.
+"""What is asked of a session beside messages: pause, resume, retry, rewind, interrupt, changes of its workspace.
 
 `accept` refuses at once, in a sentence, what the present state does not allow. An accepted command is applied by the
 session's workflow at a boundary (`apply`), where nothing of the session runs.
@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 
 from runtime.errors import Conflict, InvalidRequest, NotFound
-from runtime.store import branches, budgets, events, questions
+from runtime.store import alterations, branches, budgets, events, questions
 from runtime.store.database import Database
 from runtime.store.held import locked_at_any_epoch
 from runtime.store.sessions import set_state
@@ -36,15 +36,24 @@ _ALLOWED: Mapping[str, tuple[frozenset[State], str]] = {
         _WORKING | {State.IDLE, State.WAITING, State.PAUSED, State.FAILED},
         "there is nothing to interrupt",
     ),
+    **{
+        verb: (
+            frozenset({State.CREATED, State.IDLE, State.WAITING, State.PAUSED, State.FAILED}),
+            "its workspace is changed from outside only while it rests; wait, or interrupt or pause it",
+        )
+        for verb in alterations.VERBS
+    },
 }
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What the workflow must know. `moved`: the session is at another checkpoint; `interrupt`: end what runs next."""
+    """What the workflow must know. `moved`: the session is at another checkpoint; `interrupt`: end what runs next;
+    `alters`: a change of the workspace is next, which the session's node makes."""
 
     moved: bool = False
     interrupt: bool = False
+    alters: bool = False
 
     @property
     def led_to(self) -> str | None:
@@ -52,7 +61,13 @@ class Applied:
 
 
 async def accept(
-    db: Database, tenant_id: str, session_id: str, command_id: str, verb: str, argument: Mapping[str, Any]
+    db: Database,
+    tenant_id: str,
+    session_id: str,
+    command_id: str,
+    verb: str,
+    argument: Mapping[str, Any],
+    body: bytes | None = None,
 ) -> None:
     """From here on the command is never lost. Repeated with the same id: a no-op. Raises NotFound, Conflict,
     InvalidRequest."""
@@ -70,13 +85,17 @@ async def accept(
         await _ensure_allowed(connection, session_id, verb, State(row["state"]), row["ending"])
         if verb == "rewind":
             await branches.ensure_checkpoint(connection, session_id, argument["step"])
+        if verb in alterations.VERBS:
+            await alterations.ensure_possible(connection, session_id)
         await connection.execute(
-            "INSERT INTO commands (command_id, tenant_id, session_id, verb, argument) VALUES ($1, $2, $3, $4, $5)",
+            "INSERT INTO commands (command_id, tenant_id, session_id, verb, argument, body)"
+            " VALUES ($1, $2, $3, $4, $5, $6)",
             command_id,
             tenant_id,
             session_id,
             verb,
             dict(argument),
+            body,
         )
 
     await db.run(work)
@@ -103,8 +122,9 @@ async def exists(db: Database, command_id: str) -> bool:
 
 
 async def apply(db: Database, session_id: str, by: str = "") -> Applied:
-    """Apply every accepted command in order, and expire what waited too long. Idempotent; nothing of the session may
-    be running. `by`: a name for whoever asks, who is told again what was applied for him while his answer was lost.
+    """Apply accepted commands in order, up to the first that changes the workspace, and expire what waited too long.
+    Idempotent; nothing of the session may be running. `by`: a name for whoever asks, who is told again what was applied
+    for him while his answer was lost.
     """
 
     async def work(connection: asyncpg.Connection) -> Applied:
@@ -119,8 +139,11 @@ async def apply(db: Database, session_id: str, by: str = "") -> Applied:
             session_id,
             by,
         )
-        moved = interrupt = False
+        moved = interrupt = alters = False
         for row in rows:
+            if row["verb"] in alterations.VERBS:
+                alters = True
+                break
             if row["state"] == "accepted":
                 done = await _apply_one(connection, session_id, row, by)
             else:
@@ -128,7 +151,7 @@ async def apply(db: Database, session_id: str, by: str = "") -> Applied:
             # What a rewind left behind needs no interrupting.
             moved, interrupt = moved or done.moved, done.interrupt or (interrupt and not done.moved)
         await _stop_waiting(connection, session_id)
-        return Applied(moved, interrupt)
+        return Applied(moved, interrupt, alters)
 
     return await db.run(work)
 

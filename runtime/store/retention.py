@@ -23,6 +23,7 @@ _TABLES = (
     "session_tools",
     "sandbox_turns",
     "sandboxes",
+    "errands",
     "sessions",
 )
 

@@ -9,6 +9,12 @@ from runtime.store.database import Database
 from runtime.store.fleet import NODE_ALIVE_S
 from runtime.store.quotas import WAITS_S
 
+# Of the session of `b`: when a command that was run from outside ended last, and whether one is to run.
+_EXECS = (
+    "SELECT max(done_at) AS ended_at, bool_or(state = 'accepted') AS pending FROM commands"
+    " WHERE session_id = b.session_id AND verb = 'exec'"
+)
+
 
 async def open_one(db: Database, tenant_id: str, session_id: str, sandbox_id: str, node_id: str, driver: str) -> None:
     """Announce a session's sandbox before it exists, so that the reaper knows it from its first moment; or one that was
@@ -58,9 +64,10 @@ async def idle(db: Database, node_id: str, idle_s: float) -> list[dict[str, Any]
     rows = await db.fetch(
         "SELECT b.session_id, b.sandbox_id, b.handle, s.epoch, extract(epoch FROM now() - u.used_at)::float8 AS idle_s"
         " FROM sandboxes b JOIN sessions s USING (session_id), LATERAL"
-        " (SELECT greatest(b.created_at, max(c.started_at), max(c.settled_at)) AS used_at,"
-        "   coalesce(bool_or(c.status = 'pending'), false) AS pending"
-        "  FROM tool_calls c WHERE c.session_id = b.session_id) u"
+        " (SELECT greatest(b.created_at, max(c.started_at), max(c.settled_at), x.ended_at) AS used_at,"
+        "   coalesce(bool_or(c.status = 'pending'), false) OR coalesce(x.pending, false) AS pending"
+        f"  FROM ({_EXECS}) x LEFT JOIN tool_calls c ON c.session_id = b.session_id"
+        "  GROUP BY x.ended_at, x.pending) u"
         " WHERE b.node_id = $1 AND b.state = 'live' AND s.state <> 'tool_running' AND NOT u.pending"
         " AND (u.used_at < now() - make_interval(secs => $2) OR EXISTS (SELECT FROM sandbox_turns t"
         "  WHERE t.tenant_id = b.tenant_id AND t.renewed_at > now() - make_interval(secs => $3)))",
@@ -112,7 +119,8 @@ async def give_up(
         "  WHERE session_id = $1 AND epoch = $2 AND state <> 'tool_running' FOR UPDATE)"
         " UPDATE sandboxes b SET state = 'released', released_at = now(), base_root = $3, left_root = $4 FROM idle"
         " WHERE b.session_id = idle.session_id AND b.state = 'live' AND NOT EXISTS"
-        " (SELECT FROM tool_calls WHERE session_id = $1 AND status = 'pending') RETURNING b.handle",
+        " (SELECT FROM tool_calls WHERE session_id = $1 AND status = 'pending') AND NOT EXISTS (SELECT FROM commands"
+        "  WHERE session_id = $1 AND verb = 'exec' AND state = 'accepted') RETURNING b.handle",
         session_id,
         epoch,
         base_root,
@@ -142,3 +150,17 @@ async def live(db: Database) -> set[str]:
         "SELECT sandbox_id FROM sandboxes WHERE state <> 'released' UNION SELECT sandbox_id FROM sandbox_spares"
     )
     return {row["sandbox_id"] for row in rows}
+
+
+async def all_live(db: Database, node_id: str | None, limit: int, after: str | None) -> list[dict[str, Any]]:
+    """Sandboxes that sessions have, by id."""
+    rows = await db.fetch(
+        "SELECT b.sandbox_id, b.tenant_id, b.session_id, b.node_id, b.driver, b.state, b.created_at, s.state AS session"
+        " FROM sandboxes b JOIN sessions s USING (session_id) WHERE b.state <> 'released'"
+        " AND ($1::text IS NULL OR b.node_id = $1) AND ($3::text IS NULL OR b.sandbox_id > $3)"
+        " ORDER BY b.sandbox_id LIMIT $2",
+        node_id,
+        limit,
+        after,
+    )
+    return [dict(row) for row in rows]

@@ -11,7 +11,7 @@ from tenuto._async import AsyncClient, AsyncSession
 from tenuto._sync import Client, Session
 from tenuto._wire import TurnReader
 from tenuto.errors import APIError, ConnectionFailed, SessionFailed, TenutoError
-from tenuto.models import Event, Question, SessionInfo, Turn
+from tenuto.models import Event, File, Question, Ran, Receipt, SessionInfo, Turn
 
 __all__ = [
     "APIError",
@@ -20,7 +20,10 @@ __all__ = [
     "Client",
     "ConnectionFailed",
     "Event",
+    "File",
     "Question",
+    "Ran",
+    "Receipt",
     "Session",
     "SessionFailed",
     "SessionInfo",

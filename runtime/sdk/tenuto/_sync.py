@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import httpx
 
 from tenuto import _wire
-from tenuto.models import Event, Question, SessionInfo, Turn
+from tenuto._files import Files
+from tenuto.models import Event, Question, Ran, Receipt, SessionInfo, Turn
 
 
 class Client:
@@ -57,31 +59,77 @@ class Client:
         """One POST with an idempotency key, retried as GET is: it takes effect once."""
         return self._send(self._http.build_request("POST", path, json=body or {}, headers=_wire.post_headers(key)))
 
-    def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """One PUT, retried as GET is."""
-        return self._send(self._http.build_request("PUT", path, json=body))
-
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """One PATCH, retried as GET is."""
         return self._send(self._http.build_request("PATCH", path, json=body))
 
-    def delete(self, path: str) -> dict[str, Any]:
-        """One DELETE, retried as GET is: what a lost first try deleted is reported as missing (404)."""
-        return self._send(self._http.build_request("DELETE", path))
+    def post_bytes(self, path: str, body: bytes, *, key: str | None = None) -> dict[str, Any]:
+        """One POST of bytes, retried as `post` is."""
+        headers = {**_wire.post_headers(key), **_wire.BYTES}
+        return self._send(self._http.build_request("POST", path, content=body, headers=headers))
+
+    def put(
+        self,
+        path: str,
+        body: Mapping[str, Any] | bytes,
+        params: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+    ) -> dict[str, Any]:
+        """One PUT of a JSON object or of bytes, retried as `post` is."""
+        headers = {**_wire.post_headers(key), **(_wire.BYTES if isinstance(body, bytes) else {})}
+        content, json = (body, None) if isinstance(body, bytes) else (None, body)
+        return self._send(
+            self._http.build_request("PUT", path, params=params, content=content, json=json, headers=headers)
+        )
+
+    def delete(self, path: str, *, key: str | None = None) -> dict[str, Any]:
+        """One DELETE, retried as `post` is."""
+        return self._send(self._http.build_request("DELETE", path, headers=_wire.post_headers(key)))
+
+    def read(self, path: str, params: Mapping[str, Any] | None = None) -> bytes:
+        """The bytes of one GET, retried. Raises APIError, ConnectionFailed."""
+        return self._answered(lambda: self._http.build_request("GET", path, params=params)).content
+
+    def download(self, path: str, target: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
+        """One GET into a file, which is there once it is whole. Not retried once bytes have come."""
+        try:
+            with self._http.stream("GET", path, params=params, timeout=_wire.STREAM_TIMEOUT) as response:
+                if not response.is_success:
+                    response.read()
+                _wire.checked(response)
+                with _wire.whole_file(target) as file:
+                    for chunk in response.iter_bytes():
+                        file.write(chunk)
+        except httpx.TransportError as error:
+            raise self._server.away(error) from error
+
+    def upload(self, path: str, source: str | os.PathLike[str], *, key: str | None = None) -> dict[str, Any]:
+        """One POST of a file, read as it is sent; retried as `post` is."""
+        headers = {**_wire.post_headers(key), **_wire.BYTES, "Content-Length": str(os.stat(source).st_size)}
+
+        def request() -> httpx.Request:
+            content = _wire.pieces_of(source)
+            return self._http.build_request("POST", path, content=content, headers=headers, timeout=_wire.LONG_TIMEOUT)
+
+        return _wire.read_answer(self._answered(request))
 
     def _send(self, request: httpx.Request) -> dict[str, Any]:
-        """Send, and again where the server was away: every request is safe to repeat."""
+        return _wire.read_answer(self._answered(lambda: request))
+
+    def _answered(self, request: Callable[[], httpx.Request]) -> httpx.Response:
+        """Send, and again where the server was away: every request is safe to repeat. Raises APIError."""
         failure: Exception | None = None
         for attempt in range(_wire.ATTEMPTS):
             if attempt:
                 time.sleep(_wire.pause_before(attempt - 1))
             try:
-                response = self._http.send(request)
+                response = self._http.send(request())
             except httpx.TransportError as error:
                 failure = error
                 continue
             if response.status_code not in _wire.RETRIED_STATUS or attempt == _wire.ATTEMPTS - 1:
-                return _wire.read_answer(response)
+                return _wire.checked(response)
         raise self._server.away(failure) from failure
 
     def stream(self, path: str, after: int) -> Generator[Event, None, None]:
@@ -158,6 +206,12 @@ class Sessions:
         self._client.get(f"/v1/sessions/{session_id}")
         return Session(self._client, session_id)
 
+    def import_(self, path: str | os.PathLike[str], *, idempotency_key: str | None = None) -> Session:
+        """A new session from a file that `export` wrote: it goes on where that one stood. `missing_secrets` of it names
+        the values that the file does not have."""
+        made = self._client.upload("/v1/sessions/import", path, key=idempotency_key)
+        return Session(self._client, made["id"], missing_secrets=made["secrets"])
+
     def list(self, *, limit: int = 50) -> Iterator[SessionInfo]:
         """Every session of the tenant, newest first."""
         after: str | None = None
@@ -172,9 +226,10 @@ class Sessions:
 class Session:
     """One durable session. Its state lives on the server; this is a handle to it."""
 
-    def __init__(self, client: Client, session_id: str) -> None:
+    def __init__(self, client: Client, session_id: str, *, missing_secrets: Sequence[str] = ()) -> None:
         self._client = client
         self.id = session_id
+        self.missing_secrets = tuple(missing_secrets)  # of one that was imported
         self._path = f"/v1/sessions/{session_id}"
 
     def info(self) -> SessionInfo:
@@ -254,6 +309,57 @@ class Session:
     def kv(self) -> dict[str, Any]:
         """Where the session's KV was last seen."""
         return self._client.get(f"{self._path}/kv")
+
+    @property
+    def files(self) -> Files:
+        """The session's workspace."""
+        return Files(self._client, self._path)
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float = 60.0,
+        stdin: str = "",
+        idempotency_key: str | None = None,
+    ) -> Ran:
+        """Run a command in the session's sandbox: an argument list, or a text for bash. Raises APIError (409) while the
+        session works.
+
+        `reason` is `outcome_unknown` where the sandbox was lost while it ran: it is not run again by itself.
+        """
+        body = _wire.exec_body(command, timeout_s, stdin)
+        made = self._client.post(f"{self._path}/sandbox/exec?wait_s=20", body, key=idempotency_key)
+        while made["state"] == "accepted":
+            time.sleep(_wire.LOOK_EVERY_S)
+            made = self._client.get(f"{self._path}/sandbox/exec/{made['id']}")
+        return Ran.model_validate(made)
+
+    def pin(self, *, ttl_s: float | None = None) -> Receipt:
+        """Keep the session's pages on the device, for so many seconds if given."""
+        return self._intent("pin", ttl_s=ttl_s)
+
+    def offload(self, tier: str = "auto", *, wait: bool = False) -> Receipt:
+        """Copy the session's pages to a tier (host, nvme, shared, or where the policy says); with `wait`, return once
+        they are there."""
+        return self._intent("offload", tier=tier, wait=wait)
+
+    def prefetch(self, *, wait: bool = False) -> Receipt:
+        """Bring the session's pages back to the device."""
+        return self._intent("prefetch", wait=wait)
+
+    def release_kv(self) -> Receipt:
+        """Stop keeping the session's pages on the device."""
+        return self._intent("release")
+
+    def _intent(self, intent: str, **given: Any) -> Receipt:
+        body = {name: value for name, value in given.items() if value is not None}
+        return Receipt.model_validate(self._client.post(f"{self._path}/kv/{intent}", body))
+
+    def export(self, path: str | os.PathLike[str], *, snapshots: str = "last") -> None:
+        """Write the session to a file: its record and its workspace (`snapshots="all"`: every checkpoint's), without
+        secrets and without KV."""
+        self._client.download(f"{self._path}/export", path, {"snapshots": snapshots})
 
     def pause(self, *, wait: bool = True) -> SessionInfo:
         """Stop spending: a think stops at its last durable token, a tool runs to its end.

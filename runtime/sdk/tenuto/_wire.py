@@ -8,10 +8,11 @@ import os
 import random
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -24,6 +25,10 @@ ATTEMPTS = 8
 RETRIED_STATUS = frozenset({429, 502, 503, 504})
 STREAM_TIMEOUT = httpx.Timeout(30.0, connect=5.0)  # the server says something every few seconds
 STREAM_ATTEMPTS = 60
+LONG_TIMEOUT = httpx.Timeout(660.0, connect=5.0)  # of what a server answers once it has read and verified all of it
+PIECE = 1 << 20
+LOOK_EVERY_S = 0.5
+BYTES = {"Content-Type": "application/octet-stream"}
 STREAM_ENDS = frozenset({"session.cancelled", "session.completed"})
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
@@ -94,10 +99,52 @@ def pause_before(attempt: int) -> float:
     return min(0.1 * 2.0 ** min(attempt, 10), 5.0) * random.uniform(0.5, 1.0)
 
 
-def read_answer(response: httpx.Response) -> dict[str, Any]:
-    """The body of an answer. Raises APIError where the server refused, TenutoError where it is no Tenuto server."""
+def checked(response: httpx.Response) -> httpx.Response:
+    """The same. Raises APIError where the server refused."""
     if not response.is_success:
         raise refusal(response)
+    return response
+
+
+def quoted(path: str) -> str:
+    """A path of a workspace in an address."""
+    return quote(path, safe="/")
+
+
+@contextlib.contextmanager
+def whole_file(target: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file that is there once all of it was written."""
+    part = f"{os.fspath(target)}.part"
+    try:
+        with open(part, "wb") as file:
+            yield file
+        os.replace(part, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+
+
+def pieces_of(source: str | os.PathLike[str]) -> Iterator[bytes]:
+    """A file's bytes, read as they are sent."""
+    with open(source, "rb") as file:
+        while piece := file.read(PIECE):
+            yield piece
+
+
+async def apieces_of(source: str | os.PathLike[str]) -> AsyncIterator[bytes]:
+    """A file's bytes, read as they are sent."""
+    for piece in pieces_of(source):
+        yield piece
+
+
+def exec_body(command: str | Sequence[str], timeout_s: float, stdin: str) -> dict[str, Any]:
+    argv = command if isinstance(command, str) else list(command)
+    return {"command": argv, "timeout_s": timeout_s, **({"stdin": stdin} if stdin else {})}
+
+
+def read_answer(response: httpx.Response) -> dict[str, Any]:
+    """The body of an answer. Raises APIError where the server refused, TenutoError where it is no Tenuto server."""
+    checked(response)
     try:
         body = response.json()
     except ValueError:

@@ -51,6 +51,46 @@ class Question(_Open):
     answer: dict[str, Any] | None = None
 
 
+class File(_Open):
+    """A name in a workspace. `kind`: file, folder or link; `mode` in octal; `sha256`: of a file's content."""
+
+    path: str
+    kind: str
+    size: int | None = None
+    mode: str | None = None
+    sha256: str | None = None
+    target: str | None = None
+
+
+class Ran(_Open):
+    """A command that ran in a session's sandbox. `reason`: exit, signal, timeout, oom or outcome_unknown; `step`: whose
+    checkpoint has the workspace after it."""
+
+    id: str
+    step: int | None = None
+    exit: int | None = None
+    reason: str | None = None
+    output: str = ""
+    output_truncated: bool = False
+    duration_s: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself, and well."""
+        return self.reason == "exit" and self.exit == 0
+
+
+class Receipt(_Open):
+    """What became of an intent: `status` is accepted, clipped, deferred, rejected or missing."""
+
+    intent: str
+    status: str
+    tier: str | None = None
+    pages: int = 0
+    bytes: int = 0
+    detail: str = ""
+
+
 class Turn(BaseModel):
     """What one message led to. `outcome`: final, incomplete where the answer was cut off at its token limit, or
     interrupted."""

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI
 
 from engine.tokens import PublishedChat, load_chat_format, publish_chat
 from runtime.api import make_app
+from runtime.embedded import PostgresServer
 from runtime.home import make_secrets_key
 from runtime.settings import Settings
 from runtime.store import Database, chats, fleet
+from sandbox.bubblewrap import why_not
+from tests.conftest import make_database
+from tests.runtime.api.house import House, open_house
 
 KEY = "tk_test"
 CARD = {"model": "smollm2-135m-instruct", "context_length": 8192, "fingerprint": "00"}
@@ -51,3 +57,18 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         yield client
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def house(postgres_server: PostgresServer, temporal_address: str) -> AsyncIterator[House]:
+    """The API with a worker and a node behind it, once for the run."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="tenuto-house-", dir="/tmp") as folder:
+        home, node_home = Path(folder) / "home", Path(folder) / "node"
+        for one in (Path(folder), home, node_home):  # as root, sandboxes are other users
+            one.mkdir(exist_ok=True)
+            one.chmod(0o755)
+        async for dsn in make_database(postgres_server, "TEMPLATE template_migrated"):
+            async with open_house(dsn, temporal_address, home, node_home) as opened:
+                yield opened
