@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 
 import asyncpg
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import AwareDatetime, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from runtime.api.acting import Acting
 from runtime.api.documented import After, Id, Limit, Page, Shape, refusals
 from runtime.api.guard import Db, Tenant, Who, admin
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.tenants import Quotas, TenantName, quotas_of
+from runtime.api.times import Time
 from runtime.config import Body
 from runtime.store import audit, keys, tenants
 
@@ -44,7 +45,7 @@ class KeyIn(Body):
     tenant: TenantName = "default"
     scope: Literal["use", "admin"] = "use"
     name: str = Field(default="", max_length=200)
-    expires_at: AwareDatetime | None = None
+    expires_at: Time | None = None
     requests_per_minute: int | None = Field(default=None, strict=True, ge=1, le=1_000_000)
 
     @field_validator("expires_at")

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from runtime.api.documented import After, Page, Shape
 from runtime.api.guard import Db, Tenant, admin
 from runtime.api.tenants import TenantName
+from runtime.api.times import Time
 from runtime.errors import InvalidRequest
 from runtime.prices import Prices
 from runtime.store import Database, usage
@@ -27,15 +28,6 @@ admin_router = APIRouter(prefix="/v1/admin/usage", tags=["usage"], dependencies=
 DAYS = 30
 
 
-def _in_utc(value: datetime.datetime) -> datetime.datetime:
-    """A time without a zone is UTC."""
-    try:
-        return value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value.astimezone(datetime.UTC)
-    except OverflowError:
-        raise ValueError("give a time of this era") from None
-
-
-Time = Annotated[datetime.datetime, AfterValidator(_in_utc)]
 From = Annotated[Time | None, Query(alias="from", description="Thirty days ago where it is not given.")]
 To = Annotated[Time | None, Query(alias="to", description="Now where it is not given.")]
 Format = Literal["json", "csv"]

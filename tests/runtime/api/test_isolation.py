@@ -17,30 +17,51 @@ from sandbox.allow import parse_allow
 from tests.runtime.api.test_keys import bearer, make
 
 MARK = "hunter22"  # stands in everything that the other tenant wrote
-# What a path's parameters name, all of it the other tenant's. A route with a new one belongs here before it is merged.
-THINGS: dict[str, Any] = {"session_id": "", "question_id": "", "step": 3, "call": 0, "number": 1}
 # What is nobody's own: models are the installation's, for every tenant.
 SHARED = {"model"}
-# Names are each tenant's own: what this makes is the one's who asks.
-MAKES_ITS_OWN = {("PUT", "/v1/secrets/{secret}")}
 # Routes that need more than an empty body to get as far as looking for the thing.
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/sessions/{session_id}/events": {"content": "hi"},
     "/v1/sessions/{session_id}/rewind": {"step": 1},
     "/v1/approvals/{question_id}": {"decision": "approve"},
 }
+# One puts a thing of one's own there, whatever others have under that name.
+OWN = {("PUT", "/v1/secrets/{secret}")}
+# What a node would have to answer, of which there is none here: only that it is refused is seen of these.
+ON_A_NODE = "/sandbox"
 # Query parameters that name a thing, where one could look through them at what is the other tenant's.
-NAMING = ("after", "session")
+NAMING = ("after", "session", "agent", "schedule", "webhook")
 OPEN = ("/healthz", "/readyz")
 
 
 @dataclass
 class Two:
-    """The one whose things they are, and the one who asks for them."""
+    """The one whose things they are, and the one who asks for them. `things`: what a path's parameters name, by name,
+    or by collection and name. A route with a new parameter needs a thing here before it is merged."""
 
     owner: dict[str, str]
     stranger: dict[str, str]
     things: dict[str, Any]
+
+    def thing(self, route: RouteContext, name: str) -> Any:
+        path = str(route.path)
+        key = f"{path.split('/')[2]}.{name}"
+        assert {key, name} & set(self.things), f"{path}: say in `things` what {name} of another tenant is"
+        return self.things.get(key, self.things.get(name))
+
+    def path(self, app: FastAPI, route: RouteContext, method: str) -> str:
+        names = named_in(app, route, method, "path")
+        return str(route.path_format).format(**{name: self.thing(route, name) for name in names})
+
+    @property
+    def names(self) -> list[str]:
+        return [value for value in self.things.values() if isinstance(value, str)]
+
+    def betrayed(self, text: str, asked: str = "") -> bool:
+        """Whether an answer says something of the owner's beyond what was in the question."""
+        for one in (one for one in (*self.names, MARK) if one in asked):
+            text = text.replace(one, "")
+        return any(trace in text for trace in (MARK, "acme", *self.names))
 
 
 @pytest.fixture
@@ -49,30 +70,49 @@ async def two(client: httpx.AsyncClient, app: FastAPI) -> Two:
     for name in ("acme", "stranger"):
         await client.post("/v1/admin/tenants", json={"id": name})
         keys[name] = bearer((await make(client, tenant=name))["key"])
-    session = await client.post("/v1/sessions", json={"system": MARK}, headers=keys["acme"])
-    things = {**THINGS, "session_id": session.json()["id"], "question_id": "qst_1"}
-    things |= await _made_of_agents(client, app, keys["acme"])
-    await _fill(app.state.db, things)
-    await client.post(f"/v1/sessions/{things['session_id']}/events", json={"content": MARK}, headers=keys["acme"])
-    return Two(keys["acme"], keys["stranger"], things)
+    app.state.egress = Egress(parse_allow("*.example.org"))
+    return Two(keys["acme"], keys["stranger"], await _things(client, app.state.db, keys["acme"]))
 
 
-async def _made_of_agents(client: httpx.AsyncClient, app: FastAPI, key: dict[str, str]) -> dict[str, str]:
-    """An agent, its secret, a schedule of it, and a webhook with a delivery."""
-    app.state.egress = Egress(parse_allow("hooks.example.org"))
-    await client.put("/v1/secrets/THEIRS", json={"value": MARK}, headers=key)
-    await client.post("/v1/agents", json={"name": "theirs", "description": MARK}, headers=key)
-    plan = {"agent": "theirs", "message": MARK, "every_s": 3600, "paused": True}
-    schedule = (await client.post("/v1/schedules", json=plan, headers=key)).json()["id"]
-    hook = {"url": "https://hooks.example.org/", "types": ["budget.*"], "description": MARK}
-    webhook = (await client.post("/v1/webhooks", json=hook, headers=key)).json()["id"]
-    delivery = (await client.post(f"/v1/webhooks/{webhook}/test", headers=key)).json()["id"]
-    names = {"agent": "theirs", "secret": "THEIRS"}
-    return {**names, "schedule_id": schedule, "webhook_id": webhook, "delivery_id": delivery}
+async def _things(client: httpx.AsyncClient, db: Database, owner: dict[str, str]) -> dict[str, Any]:
+    """One of each that there can be, made as their owner makes them."""
+
+    async def make_one(path: str, body: dict[str, Any], method: str = "POST") -> dict[str, Any]:
+        answer = await client.request(method, path, json=body, headers=owner)
+        assert answer.is_success, answer.text
+        return dict(answer.json())
+
+    hook = {"url": f"https://hooks.example.org/{MARK}", "types": ["session.*"], "description": MARK}
+    webhook = await make_one("/v1/webhooks", hook)
+    agent = await make_one("/v1/agents", {"name": "owners-agent", "system": MARK})
+    await make_one("/v1/secrets/OWNERS_SECRET", {"value": MARK}, "PUT")
+    plan = {"agent": "owners-agent", "message": MARK, "cron": "0 9 * * mon-fri", "time_zone": "UTC"}
+    schedule = await make_one("/v1/schedules", plan)
+    session = await make_one("/v1/sessions", {"system": MARK})
+    await make_one(f"/v1/sessions/{session['id']}/events", {"content": MARK})
+    told = await client.get(f"/v1/webhooks/{webhook['id']}/deliveries", headers=owner)
+    things = {
+        "session_id": session["id"],
+        "step": 3,
+        "call": 0,
+        "path": "owners.txt",
+        "change_id": "chg_of_owner",
+        "exec_id": "exe_of_owner",
+        "intent": "pin",
+        "question_id": "qst_of_owner",
+        "agent": agent["id"],
+        "number": 1,
+        "secret": "OWNERS_SECRET",
+        "webhook_id": webhook["id"],
+        "delivery_id": told.json()["data"][0]["id"],
+        "schedule_id": schedule["id"],
+    }
+    await _fill(db, things)
+    return things
 
 
 async def _fill(db: Database, things: dict[str, Any]) -> None:
-    """A step, a call's output and a question, which no node is here to make."""
+    """A step, a call's output, a question and what was used, which no node is here to make."""
     key = (things["session_id"], things["step"])
     await db.execute(
         "INSERT INTO steps (session_id, step_no, tenant_id, kind, state, token_start, output)"
@@ -115,23 +155,24 @@ def named_in(app: FastAPI, route: RouteContext, method: str, where: str) -> list
     return [one["name"] for one in described.get("parameters", []) if one["in"] == where]
 
 
-def body_of(app: FastAPI, route: RouteContext, method: str) -> dict[str, Any] | None:
-    """What the document gives as an example of the route's body."""
+def query_of(app: FastAPI, route: RouteContext, method: str) -> dict[str, Any]:
+    """What the query must say; any number will do."""
+    described = app.openapi()["paths"][route.path_format][method.lower()].get("parameters", [])
+    return {one["name"]: 1 for one in described if one["in"] == "query" and one.get("required")}
+
+
+def body_of(app: FastAPI, route: RouteContext, method: str) -> dict[str, Any]:
+    """A body that the route takes, as arguments of the client: what the document gives as an example, or some bytes."""
     if route.path in BODIES:
-        return BODIES[route.path]
+        return {"json": BODIES[str(route.path)]}
     described = app.openapi()["paths"][route.path_format][method.lower()].get("requestBody")
     if described is None:
-        return None
+        return {}
+    if "application/json" not in described["content"]:
+        return {"content": b"bytes"}
     schema = described["content"]["application/json"]["schema"]
     shape = app.openapi()["components"]["schemas"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-    return dict((shape.get("examples") or [{}])[0])
-
-
-def betrays(text: str, things: dict[str, Any], asked: str) -> bool:
-    """Whether an answer says something of the other tenant beyond what was in the question."""
-    told = text.replace(asked, "")
-    traces = [MARK, "acme", *(value for value in things.values() if isinstance(value, str) and value not in asked)]
-    return any(trace in told for trace in traces)
+    return {"json": (shape.get("examples") or [{}])[0]}
 
 
 def test_there_is_no_route_that_these_tests_do_not_see(app: FastAPI) -> None:
@@ -147,36 +188,54 @@ async def test_a_thing_of_another_tenant_looks_like_none(client: httpx.AsyncClie
     seen = []
     for method, route in routes(app):
         names = named_in(app, route, method, "path")
-        if set(names) <= SHARED or route.path.startswith("/v1/admin") or (method, route.path) in MAKES_ITS_OWN:
+        if set(names) <= SHARED or str(route.path).startswith("/v1/admin") or (method, route.path) in OWN:
             continue
-        assert set(names) <= set(two.things), f"{route.path}: say in THINGS what {names} of another tenant is"
-        path = route.path_format.format(**two.things)
-        answer = await client.request(method, path, json=body_of(app, route, method), headers=two.stranger)
-        asked = " ".join(str(two.things[name]) for name in names)
-        wrong = answer.status_code != 404 or any(betrays(answer.text, two.things, one) for one in asked.split()[:1])
-        assert not wrong, f"{method} {route.path} answers {answer.status_code}: {answer.text}"
-        if method == "GET" and not route.path.endswith("/stream"):
+        path = two.path(app, route, method)
+        asked = {**body_of(app, route, method), "params": query_of(app, route, method)}
+        answer = await client.request(method, path, **asked, headers=two.stranger)
+        assert answer.status_code == 404, f"{method} {route.path} answers {answer.status_code}: {answer.text}"
+        assert not two.betrayed(answer.text, path), f"{method} {route.path} tells {answer.text}"
+        if method == "GET" and not path.endswith("/stream") and ON_A_NODE not in path:
             owned = await client.get(path, headers=two.owner)
             assert owned.status_code == 200, f"{route.path} does not know the thing of its owner: {owned.text}"
-        seen.append(route.path)
-    assert len(seen) > 20
+        seen.append(path)
+    assert len(seen) > 40
 
 
 async def test_no_list_has_anything_of_another_tenant_whatever_is_asked_of_it(
     client: httpx.AsyncClient, app: FastAPI, two: Two
 ) -> None:
-    ids = [value for value in two.things.values() if isinstance(value, str)]
     for method, route in routes(app):
-        if method != "GET" or named_in(app, route, method, "path") or route.path.startswith("/v1/admin"):
+        path = str(route.path)
+        if method != "GET" or named_in(app, route, method, "path") or path.startswith("/v1/admin"):
             continue
-        plain = await client.get(route.path, headers=two.stranger)
-        assert plain.status_code == 200, f"{route.path}: {plain.text}"
-        assert not betrays(plain.text, two.things, "\0"), f"{route.path} tells {plain.text}"
+        plain = await client.get(path, headers=two.stranger)
+        assert plain.status_code == 200, f"{path}: {plain.text}"
+        assert not two.betrayed(plain.text), f"{path} tells {plain.text}"
         for name in set(NAMING) & set(named_in(app, route, method, "query")):
-            for one in ids:
-                answer = await client.get(route.path, params={name: one}, headers=two.stranger)
+            for one in two.names:
+                answer = await client.get(path, params={name: one}, headers=two.stranger)
                 assert answer.status_code in (200, 400, 404), answer.text
-                assert not betrays(answer.text, two.things, one), f"{route.path}?{name}={one} tells {answer.text}"
+                assert not two.betrayed(answer.text, one), f"{path}?{name}={one} tells {answer.text}"
+
+
+async def test_what_a_body_names_of_another_tenant_is_none_either(client: httpx.AsyncClient, two: Two) -> None:
+    tool = {"name": "do", "description": "Do.", "command": ["true"], "env": {"A": {"secret": "OWNERS_SECRET"}}}
+    plan = {"agent": "owners-agent", "message": "hi", "cron": "0 9 * * *"}
+    bodies = (("sessions", {"agent": "owners-agent"}), ("sessions", {"tools": [tool]}), ("schedules", plan))
+    for where, body in bodies:
+        answer = await client.post(f"/v1/{where}", json=body, headers=two.stranger)
+        assert answer.status_code in (400, 404), answer.text
+        assert not two.betrayed(answer.text, str(body)), answer.text
+        assert (await client.get(f"/v1/{where}", headers=two.stranger)).json()["data"] == []
+
+
+async def test_a_name_of_another_tenant_can_be_ones_own_too(client: httpx.AsyncClient, two: Two) -> None:
+    path = "/v1/secrets/OWNERS_SECRET"
+    before = (await client.get(path, headers=two.owner)).json()
+    assert (await client.put(path, json={"value": "other"}, headers=two.stranger)).status_code == 200
+    assert (await client.delete(path, headers=two.stranger)).status_code == 200
+    assert (await client.get(path, headers=two.owner)).json() == before
 
 
 async def test_the_same_idempotency_key_of_two_tenants_makes_two_things(client: httpx.AsyncClient, two: Two) -> None:
@@ -192,8 +251,8 @@ async def test_what_an_operator_does_takes_a_key_of_scope_admin(
 ) -> None:
     count = 0
     for method, route in routes(app, "/v1/admin"):
-        path = route.path_format.format(**dict.fromkeys(named_in(app, route, method, "path"), "n"))
-        answer = await client.request(method, path, json=body_of(app, route, method), headers=two.stranger)
+        path = str(route.path_format).format(**dict.fromkeys(named_in(app, route, method, "path"), "n"))
+        answer = await client.request(method, path, **body_of(app, route, method), headers=two.stranger)
         code = answer.json()["error"]["code"]
         assert (answer.status_code, code) == (403, "forbidden"), f"{method} {route.path}: {answer.text}"
         count += 1
@@ -205,7 +264,7 @@ async def test_nothing_is_told_without_a_key(client: httpx.AsyncClient, app: Fas
     for method, route in routes(app, "/"):
         if route.path in OPEN:
             continue
-        path = route.path_format.format(**dict.fromkeys(named_in(app, route, method, "path"), "1"))
+        path = str(route.path_format).format(**dict.fromkeys(named_in(app, route, method, "path"), "1"))
         answer = await client.request(method, path, content=b"{no json")
         assert answer.status_code == 401, f"{method} {route.path} answers {answer.status_code} without a key"
         assert answer.json()["error"]["code"] == "invalid_api_key"

@@ -83,13 +83,11 @@ async def test_a_key_that_has_expired_is_refused_with_the_time(client: httpx.Asy
     assert (await client.get(f"{ADMIN}/{made['id']}")).json()["state"] == "expired"
 
 
-@pytest.mark.parametrize(
-    "expires_at",
-    ["2020-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "2030-01-01T00:00:00", 5, "x"],
-)
-async def test_an_end_that_does_not_lie_ahead_is_refused(client: httpx.AsyncClient, expires_at: Any) -> None:
-    answer = await client.post(ADMIN, json={"expires_at": expires_at})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "expires_at")
+async def test_an_end_that_does_not_lie_ahead_is_refused(client: httpx.AsyncClient) -> None:
+    far = ("9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "2200-01-01T00:00:00Z")
+    for expires_at in ("2020-01-01T00:00:00Z", *far, 4_000_000_000, "4000000000", "x", True):
+        answer = await client.post(ADMIN, json={"expires_at": expires_at})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "expires_at"), expires_at
 
 
 async def test_the_last_admin_key_cannot_be_revoked_and_of_two_only_one(client: httpx.AsyncClient) -> None:

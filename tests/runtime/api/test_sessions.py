@@ -4,6 +4,7 @@ import json
 import pytest
 
 from runtime import delivery
+from runtime.api.stream import sse
 from runtime.store import sessions
 from runtime.store.values import Event
 from workflows.states import Event as Move
@@ -243,14 +244,11 @@ async def test_a_stream_comes_back_at_its_cursor_and_misses_and_repeats_nothing(
 
 async def test_events_that_commit_while_a_reader_waits_reach_it(app, db, client):
     session = await create(client)
-    hub = app.state.hub
-    from runtime.api.stream import pages_after
-
     seen: list[int] = []
 
     async def read():
-        async for page in pages_after(hub, db, session["id"], 0):
-            seen.extend(event["id"] for event in page)
+        async for frames in sse(app.state.hub, db, session["id"], 0):
+            seen.extend(int(line[4:]) for line in frames.decode().splitlines() if line.startswith("id: "))
 
     reader = asyncio.create_task(read())
     for i in range(5):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -37,9 +35,9 @@ async def test_tenants_are_listed_by_name_with_a_cursor(client: httpx.AsyncClien
     assert (await client.get(PATH, params={"after": "none"})).status_code == 400
 
 
-@pytest.mark.parametrize("name", ["", "A", "a_b", "a" * 64, "a/b", "\u00e4", "a\n", None, 5])
-async def test_a_name_that_is_none_is_refused(client: httpx.AsyncClient, name: Any) -> None:
-    assert (await client.post(PATH, json={"id": name})).status_code == 400
+async def test_a_name_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
+    for name in ("", "A", "a_b", "a" * 64, "a/b", "\u00e4", "a\n", None, 5):
+        assert (await client.post(PATH, json={"id": name})).status_code == 400, name
 
 
 async def test_keys_of_a_disabled_tenant_are_refused_and_its_sessions_stay(client: httpx.AsyncClient) -> None:

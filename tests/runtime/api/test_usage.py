@@ -83,6 +83,7 @@ async def test_groups_come_in_pages_and_odd_times_are_refused(client: httpx.Asyn
     for wrong in (
         {"from": "2026-03-02", "to": "2026-03-01"},
         {"from": "yesterday"},
+        {"from": -576},
         {"to": "0001-01-01T00:00:00+14:00"},
         {"group_by": "hour"},
         {"after": "2026-01-01"},
