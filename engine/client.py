@@ -281,7 +281,7 @@ class EngineClient:
             "pause": None if pause is None else dict(pause),
             "ttl_s": ttl_s,
             "step": step,
-            "source": source,
+            "source": source or None,
         }
         return _receipt(await self._ask(message))
 
