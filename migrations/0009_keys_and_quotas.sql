@@ -17,8 +17,8 @@ ALTER TABLE api_keys
     ADD COLUMN rotated_to          text REFERENCES api_keys;
 CREATE INDEX api_keys_of_tenant ON api_keys (tenant_id, created_at DESC, key_id);
 
--- The token bucket of a key that has a rate: what was in it, and when.
-CREATE TABLE rate_buckets (
+-- The token bucket of a key that has a rate: what was in it, and when. After a crash of the server every one is full.
+CREATE UNLOGGED TABLE rate_buckets (
     key_id      text PRIMARY KEY REFERENCES api_keys,
     tenant_id   text NOT NULL REFERENCES tenants,
     level       double precision NOT NULL,

@@ -18,9 +18,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
+from runtime.cli_admin import audit, keys, tenants, usage
+from runtime.cli_agents import agents
 from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
+from runtime.cli_schedules import schedules
+from runtime.cli_secrets import secrets
+from runtime.cli_webhooks import webhooks
 from runtime.errors import StartupError, TenutoError
 from runtime.settings import KEYS, Settings
 from sandbox import SandboxError
@@ -156,7 +161,25 @@ def engine(address: str | None, as_json: bool) -> None:
         Console().print(engine_view.view(card, stats))
 
 
-for command in (files, execute, export, import_, kv, nodes, node, reconcile, release):
+for command in (
+    agents,
+    audit,
+    execute,
+    export,
+    files,
+    import_,
+    keys,
+    kv,
+    node,
+    nodes,
+    reconcile,
+    release,
+    schedules,
+    secrets,
+    tenants,
+    usage,
+    webhooks,
+):
     main.add_command(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -14,14 +15,21 @@ from pydantic import (
     model_validator,
 )
 
+from runtime.agents import AGENT
 from runtime.text import fault
-from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool, SessionTool
+from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool, SessionTool, with_values
 from sandbox import TOOLS
 from sandbox.allow import Entry
 from sandbox.spec import canonical
 
 MAX_SERVERS = 8
 _CHOICES = ("auto", "none", "required")  # of tool_choice, beside a tool's name
+
+
+Metadata = dict[
+    Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")],
+    Annotated[str, Field(max_length=512)],
+]
 
 
 class Body(Frozen):
@@ -131,8 +139,15 @@ class SessionConfig(Frozen):
             raise ValueError(f"a session has at most {MAX_SERVERS} MCP servers")
         return value
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether some of it is said elsewhere."""
+        return False
+
     @model_validator(mode="after")
     def _approvals_name_tools(self) -> Self:
+        if self.is_partial:
+            return self
         named = {name for name in self.approvals if not any(name.startswith(one.full_name("")) for one in self.servers)}
         if unknown := sorted(named - {"*", *self.tool_names}):
             raise ValueError(f"approvals: {unknown[0]!r} is no tool of this session; use a tool's name, or *")
@@ -222,20 +237,13 @@ def _ensure_choices(config: SessionConfig) -> None:
             _ensure_choices(child)
 
 
-class SessionIn(SessionConfig, Body):
-    """The body of POST /v1/sessions: the configuration, and optionally a seed."""
+class Wanted(SessionConfig):
+    """What a session is wanted to be made of."""
 
     model: str = Field(default="", max_length=200)  # empty: the model that the engine serves
-    seed: int | None = Field(default=None, ge=0, lt=2**63)
 
     @model_validator(mode="after")
-    def _names_can_be_chosen(self) -> SessionIn:
-        """Asked of what is new only: sessions that an earlier release took must go on."""
-        _ensure_choices(self)
-        return self
-
-    @model_validator(mode="after")
-    def _files_fit(self) -> SessionIn:
+    def _files_fit(self) -> Wanted:
         size = sum(len(text.encode()) for text in self.files.values())
         if size > self.limits.workspace_bytes // 2:
             raise ValueError(
@@ -247,4 +255,42 @@ class SessionIn(SessionConfig, Body):
         return self
 
     def config(self, model: str) -> SessionConfig:
-        return SessionConfig(**{**self.model_dump(exclude={"seed"}), "model": model})
+        fields = set(SessionConfig.model_fields)
+        return SessionConfig(**{**self.model_dump(include=fields), "model": model})
+
+
+class Given(Wanted, Body):
+    """The same as a request says it."""
+
+    @model_validator(mode="after")
+    def _names_can_be_chosen(self) -> Given:
+        """Asked of what is new only: sessions that an earlier release took must go on."""
+        _ensure_choices(self)
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_sealed(self) -> Given:
+        """What is sealed comes out of the record, and never in."""
+
+        def look(value: Any) -> Any:
+            if isinstance(value, Mapping) and "sealed" in value:
+                raise ValueError('tools: give a value as a text, or as {"secret": "NAME"}')
+            return value
+
+        for tool in self.model_dump(include={"tools"})["tools"]:
+            with_values(tool, look)
+        return self
+
+
+class SessionIn(Given):
+    """The body of POST /v1/sessions: the configuration, and optionally a seed. With an `agent` (`name`, or `name@3`),
+    what is not said here is as its version says; of limits, sampling, kv, budget, files and approvals member by member.
+    """
+
+    agent: str | None = Field(default=None, pattern=AGENT, max_length=80)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    metadata: Metadata = Field(default_factory=dict, max_length=16)
+
+    @property
+    def is_partial(self) -> bool:
+        return self.agent is not None

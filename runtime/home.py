@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -98,6 +99,15 @@ def make_admin_key(path: Path) -> None:
     if not path.exists():
         try:
             write_private(path, f"tk_{secrets.token_urlsafe(24)}\n")
+        except OSError as error:
+            raise StartupError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def make_secrets_key(path: Path) -> None:
+    """32 random bytes in base64, once. Whatever was sealed with them opens with no others."""
+    if not path.exists():
+        try:
+            write_private(path, base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
         except OSError as error:
             raise StartupError(f"{path} cannot be written: {error.strerror}") from error
 

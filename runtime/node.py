@@ -15,11 +15,12 @@ from temporalio.worker import Interceptor, Worker
 
 from engine import EngineError
 from engine.tokens import load_chat_format, publish_chat
-from runtime import delivery, kv_audit
+from runtime import delivery, kv_audit, schedules, webhooks
 from runtime.draining import Drain
 from runtime.engines import EngineLink
 from runtime.kv_log import drain_forever
 from runtime.process import announce_ready, connect_temporal, run, start_logging, until_stopped
+from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.steps import Services, Steps
 from runtime.steps.blob_lock import BlobLock
@@ -45,6 +46,7 @@ ENGINE_SILENT_S = 8.0
 async def serve(settings: Settings) -> None:
     start_logging(settings.log_level)
     boot = secrets.token_hex(6)
+    sealer = Sealer(settings.secrets_key_bytes)
     driver = await choose_driver(
         settings.home,
         settings.run_dir,
@@ -77,6 +79,8 @@ async def serve(settings: Settings) -> None:
             sandbox_egress=settings.sandbox_egress_allow,
             temporal=client,
             blob_lock=BlobLock(settings.blobs_lock_path),
+            sealer=sealer,
+            kv_encryption=settings.kv_encryption == "on",
             shares=settings.shared_kv is not None,
         )
         await sandboxes.forget_spares(db, settings.node_id, boot)
@@ -91,6 +95,8 @@ async def serve(settings: Settings) -> None:
             _reap_forever(services),
             _rest_forever(services, settings.sandbox_idle_s),
             delivery.reconcile_forever(client, db),
+            webhooks.hand_over_forever(client, db),
+            schedules.reconcile_forever(client, db),
             drain_forever(engine, db),
             _sweep_forever(db, settings.retention_days),
         ):

@@ -21,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from engine import ModelFileError, models
 from engine.modelfile import open_model
 from engine.tokens import load_chat_format
+from runtime import prices
 from runtime.errors import MigrationError, PortTaken, StartupError
 from runtime.home import check_alone
 from runtime.migrate import check_schema
@@ -35,9 +36,10 @@ ANSWER_WITHIN_S: Final = 5.0
 
 
 def check_machine(settings: Settings) -> None:
-    """The home, its disk, the port, the sandbox, and every address that was given. Raises StartupError and kin."""
+    """The home, its disk, port, prices, sandbox, and every address that was given. Raises StartupError and kin."""
     check_alone(settings)
     seats(settings)
+    prices.load(settings.prices)
     if settings.api_port:
         check_listen(settings.api_host, settings.api_port)
     check_space(settings)

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from temporalio.client import Client
 
@@ -26,8 +26,13 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     try:
         asyncio.run(work)
     except (TenutoError, EngineError, SandboxError, TierError) as error:
-        print(json.dumps({"error": str(error), "kind": type(error).__name__}), file=sys.stderr, flush=True)
-        sys.exit(1 if isinstance(error, Unavailable) else REFUSED)
+        refuse(error)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """End the process with a JSON line and an exit status."""
+    print(json.dumps({"error": str(error), "kind": type(error).__name__}), file=sys.stderr, flush=True)
+    sys.exit(1 if isinstance(error, Unavailable) else REFUSED)
 
 
 TELLS_CONTENT: Final = ("httpx2", "httpcore2", "mcp", "client")  # the last one is mcp's too

@@ -56,10 +56,10 @@ def build_id() -> str:
     return digest.hexdigest()[:16]
 
 
-async def make_current(client: Client, build: str) -> None:
+async def make_current(client: Client, build: str, deployment: str = DEPLOYMENT) -> None:
     """New sessions begin with this version from now on. Its worker may only just have begun to poll."""
     request = SetWorkerDeploymentCurrentVersionRequest(
-        namespace=client.namespace, deployment_name=DEPLOYMENT, build_id=build, ignore_missing_task_queues=True
+        namespace=client.namespace, deployment_name=deployment, build_id=build, ignore_missing_task_queues=True
     )
     deadline = asyncio.get_running_loop().time() + _KNOWN_WITHIN_S
     while True:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import StartupError, TenutoError
+from runtime.sealing import parse_key
 from sandbox import SandboxUsageError, Volume
 from sandbox.allow import Entry, parse_allow
 from sandbox.spec import canonical
@@ -71,6 +72,7 @@ class Settings:
     api_port: int | None = None
     api_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    secrets_key: str | None = field(default=None, repr=False)
     engine_address: str | None = None
     engine_threads: int | None = None
     engine_dtype: str = "bf16"
@@ -95,6 +97,7 @@ class Settings:
     nodes: int = 1
     workers: int = 1
     retention_days: float = 30.0
+    prices: Path | None = None
     node_id: str = "node-1"
     log_level: str = "info"
 
@@ -220,6 +223,25 @@ class Settings:
                 f"{self.admin_key_path} cannot be read ({error.strerror}); `tenuto up` makes it"
             ) from error
 
+    @property
+    def secrets_key_path(self) -> Path:
+        return self.home / "secrets.key"
+
+    @property
+    def secrets_key_bytes(self) -> bytes:
+        """The key that secrets are sealed with, which api and nodes share. Raises StartupError."""
+        if self.secrets_key is not None:
+            return parse_key(self.secrets_key)
+        try:
+            return parse_key(self.secrets_key_path.read_text())
+        except OSError as error:
+            raise StartupError(
+                f"TENUTO_SECRETS_KEY is not set and {self.secrets_key_path} cannot be read ({error.strerror});"
+                " `tenuto up` makes it, and every process of an installation needs the same one"
+            ) from error
+        except ValueError as error:
+            raise StartupError(f"{self.secrets_key_path} holds no key: {error}") from error
+
 
 # --- one value -----------------------------------------------------------------------------------------------------
 
@@ -336,6 +358,11 @@ def _volume(text: str) -> Volume:
     return Volume(Path(source), target, read_only=mode == "ro")
 
 
+def _secrets_key(text: str) -> str:
+    parse_key(text)
+    return text
+
+
 ANY_IMAGE: Final = "*"
 _HOST_PORT: Final = r"[A-Za-z0-9_.\-\[\]:]*[A-Za-z0-9_.\-\]]:\d{1,5}"
 
@@ -352,6 +379,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_API_PORT": Key("api_port", _number(int, 0, 65535, "a port, or 0 for a free one")),
     "TENUTO_API_URL": Key("api_url", _matching(r"https?://\S+", "an http:// or https:// address")),
     "TENUTO_API_KEY": Key("api_key", _matching(r"\S+", "a key without spaces"), True),
+    "TENUTO_SECRETS_KEY": Key("secrets_key", _secrets_key, True),
     "TENUTO_ENGINE_ADDRESS": Key(
         "engine_address", _matching(rf"/\S+|{_HOST_PORT}", "the path of a unix socket, or host:port")
     ),
@@ -381,6 +409,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_NODES": Key("nodes", _number(int, 1, 16, "a number of nodes from 1 to 16")),
     "TENUTO_WORKERS": Key("workers", _number(int, 1, 16, "a number of workers from 1 to 16")),
     "TENUTO_RETENTION_DAYS": Key("retention_days", _number(float, 0.01, 36_500, "a number of days, at least 0.01")),
+    "TENUTO_PRICES": Key("prices", _path),
     "TENUTO_NODE_ID": Key("node_id", _matching(r"[a-z0-9][a-z0-9-]{0,31}", "up to 32 of a-z, 0-9 and -")),
     "TENUTO_LOG_LEVEL": Key("log_level", _one_of("debug", "info", "warning", "error")),
 }

@@ -29,7 +29,7 @@ from runtime import release as releasing
 from runtime.embedded import PostgresServer, TemporalServer
 from runtime.embedded.temporal import free_port
 from runtime.errors import PortTaken
-from runtime.home import alone, make_admin_key, orphans, private_dir, write_private
+from runtime.home import alone, make_admin_key, make_secrets_key, orphans, private_dir, write_private
 from runtime.preflight import check_listen
 from runtime.process import connect_temporal
 from runtime.seats import Seat, clear_unseated, seats
@@ -308,6 +308,8 @@ async def up(settings: Settings, on_event: OnEvent, *, components: Sequence[Comp
 async def _run(stack: Stack, components: Sequence[Component], signalled: asyncio.Event) -> None:
     private_dir(stack.settings.run_dir)
     make_admin_key(stack.settings.admin_key_path)
+    if stack.settings.secrets_key is None:
+        make_secrets_key(stack.settings.secrets_key_path)
     stack.write_state()
     waits = [asyncio.create_task(one) for one in (_bring_up(stack, components), signalled.wait())]
     try:

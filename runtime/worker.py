@@ -18,9 +18,11 @@ from runtime.release import DEPLOYMENT, build_id
 from runtime.settings import Settings
 from workflows.contract import SESSIONS_QUEUE
 from workflows.errand import ErrandWorkflow
+from workflows.scheduled import ScheduledRunWorkflow
 from workflows.session import SessionWorkflow
+from workflows.webhook import DeliveryWorkflow
 
-WORKFLOWS: tuple[type, ...] = (SessionWorkflow, ErrandWorkflow)
+WORKFLOWS: tuple[type, ...] = (SessionWorkflow, DeliveryWorkflow, ErrandWorkflow, ScheduledRunWorkflow)
 
 # Modules of the workflows are loaded once, not for each session: a parked one then holds a tenth of the memory. What
 # determinism needs of them is tested under the runner's full restrictions.

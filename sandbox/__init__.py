@@ -13,6 +13,7 @@ await driver.release(handle)
 """
 
 from . import snapshots
+from .agent.mask import Mask
 from .archives import seed_tar
 from .blobs import BlobStore
 from .budget import Budget, Figures
@@ -86,6 +87,7 @@ __all__ = [
     "Handle",
     "KeyConflict",
     "Limits",
+    "Mask",
     "NoSandbox",
     "OperationFailed",
     "Pool",

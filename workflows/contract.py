@@ -20,6 +20,10 @@ INTERRUPT = "interrupt"
 APPLY = "apply"
 FAIL = "fail"
 FINISH = "finish"
+SEND_WEBHOOK = "send_webhook"
+FIRE = "fire"
+LOOK_AT_RUN = "look_at_run"
+CANCEL_RUN = "cancel_run"
 ALTER = "alter"
 ERRAND = "errand"
 
@@ -135,6 +139,36 @@ class FinishIn:
 class FailIn:
     session_id: str
     message: str
+
+
+@dataclass(frozen=True)
+class DeliveryIn:
+    """One round of a webhook's delivery: a replay is another."""
+
+    delivery_id: str
+    round: int
+
+
+@dataclass(frozen=True)
+class DeliveryOut:
+    wait_s: float  # until the next try; 0: there is none
+
+
+@dataclass(frozen=True)
+class FiringIn:
+    """One firing of a schedule; its name is the id of the workflow that Temporal started for it."""
+
+    schedule_id: str
+    firing: str = ""
+
+
+@dataclass(frozen=True)
+class RunOut:
+    over: bool
+
+
+def delivery_workflow_id(what: DeliveryIn) -> str:
+    return f"webhook/{what.delivery_id}/{what.round}"
 
 
 @dataclass(frozen=True)

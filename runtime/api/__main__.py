@@ -5,15 +5,20 @@ from __future__ import annotations
 import uvicorn
 
 from runtime.api.app import make_app
-from runtime.process import start_logging
+from runtime.errors import StartupError
+from runtime.process import refuse, start_logging
 from runtime.settings import Settings
 
 
 def main() -> None:
     settings = Settings.load()
     start_logging(settings.log_level)
+    try:
+        app = make_app(settings)
+    except StartupError as error:
+        refuse(error)
     uvicorn.run(
-        make_app(settings),
+        app,
         host=settings.api_host,
         port=settings.api_port or 0,
         log_level=settings.log_level.lower(),

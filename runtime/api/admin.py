@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -63,17 +64,20 @@ async def reconcile_sessions(request: Request, db: Db, _: Admin) -> dict[str, An
     return {"object": "reconciliation", **(await reconcile.everything(request.app.state.temporal, db)).as_json()}
 
 
-def _node(row: dict[str, Any]) -> dict[str, Any]:
+def state_of(row: Mapping[str, Any]) -> str:
+    """Of a node: up, draining, drained or down."""
     if not row["alive"]:
-        state = "down"
-    elif row["draining"]:
-        state = "drained" if row["drained_at"] else "draining"
-    else:
-        state = "up"
+        return "down"
+    if row["draining"]:
+        return "drained" if row["drained_at"] else "draining"
+    return "up"
+
+
+def _node(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": row["node_id"],
         "object": "node",
-        "state": state,
+        "state": state_of(row),
         "boot": row["boot"],
         "model": row["card"]["model"],
         "sandbox": row["sandbox"].get("backend"),

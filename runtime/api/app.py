@@ -9,9 +9,12 @@ from typing import Any, Literal
 
 from fastapi import Depends, FastAPI, Response
 
+from runtime import prices
 from runtime.api import (
     admin,
     admin_kv,
+    admin_sessions,
+    agents,
     approvals,
     audit,
     changes,
@@ -26,8 +29,12 @@ from runtime.api import (
     outputs,
     problems,
     queries,
+    schedules,
+    secrets,
     sessions,
     tenants,
+    usage,
+    webhooks,
 )
 from runtime.api.acting import Noted
 from runtime.api.chats import Chats
@@ -37,6 +44,7 @@ from runtime.api.request_id import RequestIds
 from runtime.api.stream import Hub
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
+from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.store import Database, fleet
 from runtime.tools.egress import Egress
@@ -52,27 +60,39 @@ ROUTERS = (
     changes.router,
     intents.router,
     outputs.router,
+    agents.router,
+    secrets.router,
+    webhooks.router,
+    schedules.router,
     models.router,
     admin.router,
     admin_kv.router,
     keys.router,
     keys.admin_router,
     tenants.router,
+    admin_sessions.router,
     audit.router,
+    usage.router,
+    usage.admin_router,
 )
 
 
 def make_app(settings: Settings) -> FastAPI:
+    """Raises StartupError where the price file is none."""
+    price_list = prices.load(settings.prices)
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Database(settings.postgres_dsn_required, patience_s=20.0, size=16) as db:
             app.state.db = db
+            app.state.prices = price_list
             app.state.temporal = await connect_temporal(settings)
             app.state.chats = Chats()
             app.state.hub = Hub(db)
             app.state.sending = set()
             app.state.blobs = BlobStore(settings.blobs_dir)  # those that a node of this machine has
             app.state.kv_encryption = settings.kv_encryption == "on"
+            app.state.sealer = Sealer(settings.secrets_key_bytes)
             app.state.egress = Egress(settings.egress_allow)
             app.state.sandbox_egress = settings.sandbox_egress_allow
             app.state.sandbox_images = settings.sandbox_images

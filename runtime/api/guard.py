@@ -1,4 +1,4 @@
-"""Who may speak to the API at all: loopback names only, no foreign web page, a key, a body of bounded size."""
+"""Who may speak to the API at all: loopback names only, no foreign web page, a key within its rate, a bounded body."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from fastapi.requests import HTTPConnection
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import problems
 from runtime.api.problems import problem
 from runtime.archives import MAX_BYTES as MAX_ARCHIVE_BYTES
-from runtime.errors import Forbidden, RequestError, Unauthorized, Unavailable
-from runtime.store import Database, keys
+from runtime.errors import Forbidden, RequestError, TooManyRequests, Unauthorized, Unavailable
+from runtime.store import Database, keys, rates
 from runtime.store.keys import Caller
 
 OPEN: Final = frozenset({"/v1/openapi.json"})  # what it says of the API is no secret
@@ -111,12 +111,31 @@ class Authenticated:
             await self._app(scope, receive, send)
             return
         try:
-            caller = await keys.caller(scope["app"].state.db, _bearer(scope))
+            db = scope["app"].state.db
+            caller = await keys.caller(db, _bearer(scope))
+            allowance = await rates.take(db, caller)
         except (RequestError, Unavailable) as error:
             await problems.of(error)(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, receive, send)
+        left = allowance.headers() if allowance else {}
+        scope.setdefault("state", {}).update(caller=caller, rate_headers=left)
+        if allowance is None or allowance.taken:
+            await self._app(scope, receive, _saying(left, send) if left else send)
+            return
+        refused = TooManyRequests(
+            f"this key may send {allowance.limit} requests a minute; try again in {allowance.retry_after_s} s",
+            allowance.retry_after_s,
+        )
+        await problems.of(refused)(scope, receive, _saying(left, send))
+
+
+def _saying(more: Mapping[str, str], send: Send) -> Send:
+    async def said(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(more)
+        await send(message)
+
+    return said
 
 
 def _bearer(scope: Scope) -> str:

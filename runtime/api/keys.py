@@ -45,7 +45,7 @@ class KeyIn(Body):
     scope: Literal["use", "admin"] = "use"
     name: str = Field(default="", max_length=200)
     expires_at: AwareDatetime | None = None
-    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
+    requests_per_minute: int | None = Field(default=None, strict=True, ge=1, le=1_000_000)
 
     @field_validator("expires_at")
     @classmethod
@@ -61,7 +61,7 @@ class RotateIn(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"grace_s": 86_400}]})
 
-    grace_s: int = Field(default=0, ge=0, le=MAX_GRACE_S)
+    grace_s: int = Field(default=0, strict=True, ge=0, le=MAX_GRACE_S)
 
 
 class KeyOut(Shape):

@@ -111,11 +111,11 @@ async def ensure_tools_work(config: SessionConfig) -> None:
             await asyncio.to_thread(tool_grammar, specs, "required")
     except ToolSchemaError as error:
         raise InvalidRequest(f"tools: {error}", param="tools") from error
-    for child in _children(config):
+    for child in children_of(config):
         await ensure_tools_work(child)
 
 
-def _children(config: SessionConfig) -> list[SessionConfig]:
+def children_of(config: SessionConfig) -> list[SessionConfig]:
     """What the sessions are made of that run as tools of this one."""
     return [config.of_child(tool) for tool in config.declared if isinstance(tool, SessionTool)]
 
@@ -158,7 +158,7 @@ def ensure_reachable(request: Request, config: SessionConfig) -> None:
                 egress.check(url)
         except EgressRefused as refused:
             raise InvalidRequest(f"tools: {tool.name}: {refused}", param="tools", code="host_not_allowed") from None
-    for child in _children(config):
+    for child in children_of(config):
         ensure_reachable(request, child)
 
 

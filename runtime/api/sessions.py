@@ -9,11 +9,14 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from runtime import delivery
+from runtime.agents import AGENT, parse_agent
 from runtime.api import views
 from runtime.api.documented import After, Id, Limit, Page, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
-from runtime.api.models import checked_model, ensure_image, ensure_it_fits, ensure_reachable, ensure_tools_work
+from runtime.api.making import checked, resolved
+from runtime.api.models import checked_model, ensure_it_fits
+from runtime.api.sealed import as_kept
 from runtime.api.sending import send
 from runtime.api.shapes import (
     AttemptOut,
@@ -31,8 +34,7 @@ from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
 from runtime.errors import InvalidRequest
 from runtime.store import domains, events, sessions
-from sandbox import SandboxUsageError, snapshots
-from workflows.states import TERMINAL
+from workflows.states import TERMINAL, State
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=refusals(404))
 
@@ -57,26 +59,29 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
     before = await made_before(request, db, tenant)
     if before is not None and await views.exists(db, before):
         return await views.session(db, tenant, before)
-    served = await checked_model(db, body.model)
-    config = body.config(served.name)
-    try:
-        snapshots.plan({name: text.encode() for name, text in config.files.items()})
-    except SandboxUsageError as error:
-        raise InvalidRequest(f"files: {error}", param="files") from error
-    await ensure_image(request, db, config)
-    await ensure_tools_work(config)
-    ensure_reachable(request, config)
-    await ensure_it_fits(request, db, config, served)
+    wanted, origin = await resolved(db, tenant, body)
+    config = await checked(request, db, tenant, wanted)
     session_id = await id_for(request, db, tenant, "ses")
     seed = body.seed if body.seed is not None else secrets.randbelow(2**63)
     domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
-    await sessions.create(db, tenant, session_id, config.model_dump(), seed, domain=domain)
+    kept = as_kept(request.app.state.sealer, tenant, config)
+    await sessions.create(db, tenant, session_id, kept, seed, domain=domain, origin=origin)
     return await views.session(db, tenant, session_id)
 
 
 @router.get("", response_model=Page[SessionRow])
-async def list_sessions(db: Db, tenant: Tenant, limit: Limit = 50, after: After = None) -> dict[str, Any]:
-    return await views.session_list(db, tenant, limit, after)
+async def list_sessions(
+    db: Db,
+    tenant: Tenant,
+    limit: Limit = 50,
+    after: After = None,
+    agent: Annotated[str | None, Query(pattern=AGENT, max_length=80, description="`name`, or `name@3`.")] = None,
+    state: Annotated[list[State] | None, Query(max_length=16, description="Any of these.")] = None,
+) -> dict[str, Any]:
+    """Newest first."""
+    name, version = parse_agent(agent) if agent else (None, None)
+    states = [str(one) for one in state] if state else None
+    return await views.session_list(db, tenant, limit, after, name, version, states)
 
 
 @router.get("/{session_id}", response_model=SessionOut)

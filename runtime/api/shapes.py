@@ -49,6 +49,11 @@ class Branch(Shape):
     step: int | None
 
 
+class AgentRef(Shape):
+    name: str
+    version: int
+
+
 class SessionRow(Shape):
     """How a session stands, and what it was made of. Secrets of its tools are shown as ***."""
 
@@ -70,6 +75,9 @@ class SessionRow(Shape):
     context_policy: Literal["fail", "drop_tool_output", "summarise"]
     budget: BudgetOut
     spent: Spent
+    agent: AgentRef | None = Field(description="What it was made of.")
+    schedule: str | None = Field(description="The schedule that made it.")
+    metadata: dict[str, str]
     parent: str | None = Field(description="The session that this one runs for as a tool.")
     forked_from: Branch | None
     seed: int

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import asyncpg
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Request
 from pydantic import ConfigDict, Field, StringConstraints
 
 from runtime.api.acting import Acting
 from runtime.api.documented import After, Limit, Page, Shape, refusals
-from runtime.api.guard import Db, admin
+from runtime.api.guard import Db, Tenant, admin
+from runtime.api.idempotency import claim
 from runtime.config import Body
 from runtime.store import audit, tenants
 
@@ -39,10 +40,10 @@ class QuotasIn(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_QUOTAS]})
 
-    open_sessions: int | None = Field(default=None, ge=0, lt=2**31)
-    tokens_per_day: int | None = Field(default=None, ge=0, lt=2**53)
-    disk_bytes: int | None = Field(default=None, ge=0, lt=2**53)
-    sandboxes: int | None = Field(default=None, ge=1, lt=2**31)
+    open_sessions: int | None = Field(default=None, strict=True, ge=0, lt=2**31)
+    tokens_per_day: int | None = Field(default=None, strict=True, ge=0, lt=2**53)
+    disk_bytes: int | None = Field(default=None, strict=True, ge=0, lt=2**53)
+    sandboxes: int | None = Field(default=None, strict=True, ge=1, lt=2**31)
 
 
 class TenantIn(Body):
@@ -74,13 +75,15 @@ class TenantOut(Shape):
 
 
 @router.post("", status_code=201, responses=refusals(409))
-async def create(body: TenantIn, db: Db, act: Acting) -> TenantOut:
+async def create(body: TenantIn, request: Request, db: Db, tenant: Tenant, act: Acting) -> TenantOut:
     """A tenant of that name, with a random salt of its own: nobody else finds its KV pages."""
     quotas = body.quotas.model_dump()
 
     async def work(connection: asyncpg.Connection) -> None:
-        await tenants.create(connection, body.id, quotas)
-        await audit.note(connection, act, body.id, detail={"quotas": quotas})
+        _, first = await claim(connection, request, tenant, {"id": body.id})
+        if first:
+            await tenants.create(connection, body.id, quotas)
+            await audit.note(connection, act, body.id, detail={"quotas": quotas})
 
     await db.run(work)
     return _shown(await tenants.get(db, body.id))

@@ -43,16 +43,29 @@ async def session(db: Database, tenant: str, session_id: str) -> dict[str, Any]:
     return {**_session(row), "tokens": await token_count(db, session_id)}
 
 
-async def session_list(db: Database, tenant: str, limit: int, after: str | None) -> dict[str, Any]:
+async def session_list(
+    db: Database,
+    tenant: str,
+    limit: int,
+    after: str | None,
+    agent: str | None = None,
+    version: int | None = None,
+    states: Sequence[str] | None = None,
+) -> dict[str, Any]:
     if after is not None:
         await owned(db, tenant, after)
     rows = await db.fetch(
         "SELECT * FROM sessions s WHERE tenant_id = $1 AND ($2::text IS NULL OR (created_at, session_id) <"
         " (SELECT created_at, session_id FROM sessions WHERE session_id = $2))"
+        " AND ($4::text IS NULL OR agent_name = $4) AND ($5::int IS NULL OR agent_version = $5)"
+        " AND ($6::text[] IS NULL OR state = ANY($6))"
         " ORDER BY created_at DESC, session_id DESC LIMIT $3",
         tenant,
         after,
         limit + 1,
+        agent,
+        version,
+        states,
     )
     return page([_session(row) for row in rows], limit)
 
@@ -253,6 +266,9 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
             "tool_s": row["tool_ms"] / 1000,
             "wall_s": row["busy_ms"] / 1000,
         },
+        "agent": {"name": row["agent_name"], "version": row["agent_version"]} if row["agent_name"] else None,
+        "schedule": row["schedule_id"],
+        "metadata": row["metadata"],
         "parent": row["parent_id"] if row["parent_call"] is not None else None,
         "forked_from": _forked_from(row),
         "seed": row["seed"],

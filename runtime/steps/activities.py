@@ -10,7 +10,19 @@ from typing import Any
 
 from temporalio import activity
 
-from runtime.steps import altering, closing, compacting, errands, inputs, interrupting, placing, thinking, tooling
+from runtime.steps import (
+    altering,
+    closing,
+    compacting,
+    errands,
+    firing,
+    inputs,
+    interrupting,
+    placing,
+    sending,
+    thinking,
+    tooling,
+)
 from runtime.steps.errors import told_to_the_workflow
 from runtime.steps.services import Services
 from runtime.store import alterations, commands, sessions, standing
@@ -18,13 +30,17 @@ from runtime.store.standing import Standing
 from workflows import contract
 from workflows.contract import (
     ApplyIn,
+    DeliveryIn,
+    DeliveryOut,
     ErrandIn,
     FailIn,
     FinishIn,
+    FiringIn,
     InputIn,
     PlaceIn,
     Placement,
     Progress,
+    RunOut,
     StepIn,
     StepOut,
     ThinkIn,
@@ -41,7 +57,10 @@ class Steps:
 
     def anywhere(self) -> list[Callable[..., Any]]:
         """Activities that any node may take, from the common queue."""
-        return [self.place, self.apply, self.fail, self.finish]
+        return [
+            *(self.place, self.apply, self.fail, self.finish),
+            *(self.send_webhook, self.fire, self.look_at_run, self.cancel_run),
+        ]
 
     def at_home(self) -> list[Callable[..., Any]]:
         """Activities of the node that holds the session, from its own queue."""
@@ -134,6 +153,22 @@ class Steps:
     async def finish(self, what: FinishIn) -> None:
         async with heartbeats():
             await closing.finish(self._services, what)
+
+    @activity.defn(name=contract.SEND_WEBHOOK)
+    async def send_webhook(self, what: DeliveryIn) -> DeliveryOut:
+        return await sending.send(self._services, what)
+
+    @activity.defn(name=contract.FIRE)
+    async def fire(self, what: FiringIn) -> RunOut:
+        return await firing.fire(self._services, what)
+
+    @activity.defn(name=contract.LOOK_AT_RUN)
+    async def look_at_run(self, what: FiringIn) -> RunOut:
+        return await firing.look(self._services, what)
+
+    @activity.defn(name=contract.CANCEL_RUN)
+    async def cancel_run(self, what: FiringIn) -> RunOut:
+        return await firing.cancel(self._services, what)
 
     async def _out(self, what: StepIn | ThinkIn, ended: Standing | None) -> StepOut:
         return StepOut(await self._progress(what.session_id, ended))

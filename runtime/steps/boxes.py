@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
@@ -9,11 +10,12 @@ from typing import Any
 
 from runtime.config import SessionConfig
 from runtime.steps.services import Services
-from runtime.store import events, sandboxes
+from runtime.store import events, quotas, sandboxes
 from runtime.store.sessions import new_id
 from runtime.store.values import Attempt, Event, Owner
 from sandbox import Handle, Limits, Sandbox, SandboxLost, SandboxSpec, snapshots
 
+LOOK_EVERY_S = 0.5
 EMPTY = snapshots.pack([])[0]
 
 
@@ -51,6 +53,7 @@ async def attached(s: Services, owner: Owner, step_no: int) -> tuple[str, Sandbo
 
 
 async def _create(s: Services, owner: Owner, attempt: Attempt, config: SessionConfig, root: str) -> tuple[str, Sandbox]:
+    await _wait_for_turn(s, owner, attempt)
     begun = time.monotonic()
     tenant_id = attempt.session.tenant_id
     limits = limits_of(config)
@@ -79,6 +82,22 @@ async def _create(s: Services, owner: Owner, attempt: Attempt, config: SessionCo
         s, owner, attempt.step_no, "sandbox.created", {**about, "ms": round((time.monotonic() - begun) * 1000, 1)}
     )
     return handle.sandbox_id, sandbox
+
+
+async def _wait_for_turn(s: Services, owner: Owner, attempt: Attempt) -> None:
+    """Until the tenant may have one more sandbox, in the order in which its sessions came. Others are not held up."""
+    tenant_id, told = attempt.session.tenant_id, False
+    try:
+        while not (turn := await quotas.turn_for_sandbox(s.db, tenant_id, owner.session_id)).may:
+            if not told:
+                about = {"quota": "sandboxes", "used": turn.used, "limit": turn.limit}
+                await _tell(s, owner, attempt.step_no, "sandbox.waiting", about)
+                told = True
+            await asyncio.sleep(LOOK_EVERY_S)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await asyncio.shield(quotas.leave_queue(s.db, owner.session_id))
+        raise
 
 
 async def _open(s: Services, spec: SandboxSpec, sandbox_id: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from runtime.steps.boxes import open_box
 from runtime.steps.children import Child, end_child, run_child
 from runtime.steps.gates import ask
 from runtime.steps.services import Services
+from runtime.steps.unsealing import Opened, Unopened, opened
 from runtime.steps.way_out import WayOut
 from runtime.store import budgets, ledger
 from runtime.store.ledger import Call, Claim, call_key
@@ -22,7 +23,7 @@ from runtime.store.questions import Answer, Asked
 from runtime.store.values import Attempt, Owner
 from runtime.tools.catalog import Catalog, Known, Listings
 from runtime.tools.kinds import ClientTool, SessionTool
-from runtime.tools.outcome import Outcome, as_text, without_secrets
+from runtime.tools.outcome import Outcome, as_text
 from runtime.tools.running import Place, check, run_inside, run_outside, stop_inside
 from sandbox import BadArguments, EgressRefused, Sandbox
 
@@ -32,7 +33,8 @@ OUTSIDE = "outside"  # where a run begins that no sandbox's journal knows of
 
 @dataclass
 class Step:
-    """A tool step that runs. `before`: the transcript that it continues. Its sandbox is opened when a call needs it."""
+    """A tool step that runs. `before`: the transcript that it continues; `values`: what its tools' secrets are. Its
+    sandbox is opened when a call needs it."""
 
     services: Services
     owner: Owner
@@ -41,6 +43,7 @@ class Step:
     before: Sequence[int]
     tools: Catalog
     listings: Listings
+    values: Opened
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _box: tuple[str, Sandbox] | None = None
     _greeting: dict[str, asyncio.Lock] = field(default_factory=dict)
@@ -64,6 +67,15 @@ class Step:
                 self._box = await open_box(self.services, self.owner, self.attempt, self.config, root)
                 await self.way_out.open(self._box[1])
             return self._box
+
+    async def ready(self, known: Known) -> Known:
+        """The tool with its secrets as they are now. Raises Unopened."""
+        if isinstance(known.declared, str) or not known.declared.secrets:
+            return known
+        now = await opened(self.services, self.attempt.session.tenant_id, self.config, using=True)
+        # What was a secret when the step began is none to be told either.
+        self.values = replace(now, redactor=now.redactor.also(self.values.redactor))
+        return replace(known, declared=now.tool(known.declared))
 
     def child(self, call: Call) -> Child:
         """The session that a call of a session tool is."""
@@ -137,7 +149,7 @@ async def _by_the_caller(
 def _for_result(step: Step, call: Call) -> Asked:
     declared = step.tools.find(call.name).declared
     assert isinstance(declared, ClientTool)
-    about = {"name": call.name, "arguments": dict(call.arguments)}
+    about = {"name": call.name, "arguments": dict(call.arguments)}  # the caller is to run it as it is
     return Asked("client_tool", call.call_no, about, declared.deadline_s)
 
 
@@ -187,7 +199,9 @@ def _can_run_inside(step: Step, call: Call) -> bool:
         return False
     try:
         check(step.services.egress, known, call.arguments)
-    except (BadArguments, InvalidRequest, EgressRefused):
+        if not isinstance(known.declared, str):
+            step.values.tool(known.declared)
+    except (BadArguments, InvalidRequest, EgressRefused, Unopened):
         return False
     return True
 
@@ -201,7 +215,7 @@ async def _answered(step: Step, claims: Sequence[tuple[Call, Claim]]) -> list[tu
     if not unknown:
         return list(claims)
     asked = [
-        Asked("outcome", call.call_no, {"name": call.name, "arguments": dict(call.arguments), "effect": call.effect})
+        Asked("outcome", call.call_no, {"name": call.name, "arguments": call.told, "effect": call.effect})
         for call, _ in unknown
     ]
     numbers = [call.call_no for call, _ in unknown]
@@ -241,9 +255,10 @@ async def _settled(step: Step, call: Call, claim: Claim, limit: asyncio.Semaphor
         try:
             known = step.tools.find(call.name)
             check(step.services.egress, known, call.arguments)
-        except (BadArguments, InvalidRequest, EgressRefused) as refused:
+            known = await step.ready(known)
+        except (BadArguments, InvalidRequest, EgressRefused, Unopened) as refused:
             # The model asked for something that is no call; it is told so and may do better.
-            return await record(step, call, claim, Outcome.refused(str(refused)), claim.snapshot_before)
+            return await record(step, call, claim, _clean(step, Outcome.refused(str(refused))), claim.snapshot_before)
         return await (_outside if known.outside else _inside)(step, known, call, claim)
 
 
@@ -277,8 +292,11 @@ async def _inside(step: Step, known: Known, call: Call, claim: Claim) -> Claim:
 
 
 def _clean(step: Step, outcome: Outcome) -> Outcome:
-    output = without_secrets(outcome.output, step.tools.secrets)
-    return Outcome(outcome.reason, outcome.code, output, outcome.truncated, outcome.facts)
+    """Without the secrets of every tool: what runs in a sandbox can look into the processes of another tool there."""
+    redactor = step.values.redactor
+    cut_at = step.config.limits.tool_output_bytes if outcome.truncated else None
+    output = redactor.of_bytes(outcome.output, cut_at=cut_at)
+    return Outcome(outcome.reason, outcome.code, output, outcome.truncated, redactor.json(outcome.facts or {}))
 
 
 async def record(step: Step, call: Call, claim: Claim, outcome: Outcome, after: str) -> Claim:

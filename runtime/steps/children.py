@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from runtime import delivery
 from runtime.config import SessionConfig
-from runtime.errors import Conflict, NotFound
+from runtime.errors import Conflict, Forbidden, NotFound, TooManyRequests
 from runtime.steps.services import Services
 from runtime.store import domains, sessions
 from runtime.store.values import Session
@@ -53,6 +53,9 @@ async def run_child(
         async with asyncio.timeout(timeout_s):
             await _begin(s, child, config, tool, task)
             outcome = await _answer(s, child, limit_bytes)
+    except (Forbidden, TooManyRequests) as refused:  # a quota of the tenant
+        await end_child(s, child, "cancelled")
+        return Outcome.refused(str(refused))
     except TimeoutError:
         await end_child(s, child, "cancelled")
         return Outcome("timeout", None, b"the session that was to do it took too long")

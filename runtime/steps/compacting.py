@@ -6,11 +6,12 @@ stands before that position keeps its KV, so the position is as late as the room
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from engine import Done, Sampling, Tokens
+from engine import Done, Prefill, Sampling, Tokens
 from engine.tokens import ToolResult
 from runtime.config import SessionConfig
 from runtime.steps import checkpoints
@@ -34,12 +35,14 @@ Branch = Sequence[tuple[int, str, list[int]]]  # step, kind, token ids
 
 @dataclass(frozen=True)
 class Compacted:
-    """The transcript from position `start` on. `dropped`: outputs that gave way; `sampled`: tokens that it cost."""
+    """The transcript from position `start` on. `dropped`: outputs that gave way; `sampled`: tokens that it cost;
+    `account`: what else the engine says of them, as of a think."""
 
     start: int
     segments: tuple[Segment, ...]
     dropped: int = 0
     sampled: int = 0
+    account: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -78,13 +81,15 @@ async def compact(s: Services, what: StepIn, execution: str) -> None:
     size = _size(before)
     context = s.engine.card.context_length
     at = await s.db.run(lambda c: standing.progress(c, what.session_id))
+    compacted: Compacted | None
     if config.context_policy == "summarise":
         turn = _last_turn(before) if next_action(at) is not Next.REST else ()
         compacted = await _summarised(s, owner, attempt, before, turn)
     else:
         compacted = dropped(before, int(GOAL * context), lambda calls: _emptied(s, calls), await _call_counts(s, what))
     if compacted is None or compacted.tokens >= size:
-        compacted = Compacted(size, (), sampled=compacted.sampled if compacted else 0)
+        cost = (compacted.sampled, compacted.account) if compacted else (0, {})
+        compacted = Compacted(size, (), 0, *cost)
     await _complete(s, owner, attempt, before, compacted, config.context_policy, at)
 
 
@@ -104,6 +109,7 @@ async def _complete(
             "outcome": "compacted",
             "dropped": compacted.dropped,
             "sampled": compacted.sampled,
+            **compacted.account,
             "after": {"kind": at.kind, "outcome": at.outcome},
             **about,
         },
@@ -150,7 +156,7 @@ async def _call_counts(s: Services, what: StepIn) -> dict[int, int]:
     return {row["step_no"]: row["calls"] or 1 for row in rows}
 
 
-async def _summarised(s: Services, owner: Owner, attempt: Attempt, before: Branch, turn: Branch) -> Compacted | None:
+async def _summarised(s: Services, owner: Owner, attempt: Attempt, before: Branch, turn: Branch) -> Compacted:
     """The opening, what the model itself says of the rest, and the turn that goes on."""
     context = s.engine.card.context_length
     opening = len(before[0][2]) if before and before[0][1] == "scaffold" else 0
@@ -158,14 +164,14 @@ async def _summarised(s: Services, owner: Owner, attempt: Attempt, before: Branc
     length = min(512, context // 8)
     room = context - length - len(question)
     tokens = [token for _, _, ids in before for token in ids]
-    sampled = await _generate(s, owner, attempt, [*tokens[:room], *question], length)
+    sampled, account = await _generate(s, owner, attempt, [*tokens[:room], *question], length)
     summary = s.chat.parse_assistant(sampled).text.strip()
     if not summary:
-        return None
+        return Compacted(_size(before), (), 0, len(sampled), account)
     told = s.chat.user(TOLD.format(summary))
     room = int(GOAL * context) - opening - len(told)
     kept = turn if _size(turn) <= room else last_round(turn)
-    return Compacted(opening, (Segment("message", told), *joined(kept)), sampled=len(sampled))
+    return Compacted(opening, (Segment("message", told), *joined(kept)), 0, len(sampled), account)
 
 
 def _size(branch: Branch) -> int:
@@ -200,10 +206,14 @@ def _last_turn(before: Branch) -> Branch:
     return before[inputs[-1] :] if inputs else ()
 
 
-async def _generate(s: Services, owner: Owner, attempt: Attempt, prompt: list[int], length: int) -> list[int]:
+async def _generate(
+    s: Services, owner: Owner, attempt: Attempt, prompt: list[int], length: int
+) -> tuple[list[int], dict[str, Any]]:
+    """What is sampled, and the engine's account of it."""
     await s.coming_back.asked(owner.session_id)
     client = await s.engine.client()
     sampled: list[int] = []
+    account: dict[str, Any] = {}
     async for event in client.generate(
         request_id=f"{owner.session_id}/{attempt.step_no}/{attempt.attempt_no}",
         session=owner.session_id,
@@ -215,6 +225,9 @@ async def _generate(s: Services, owner: Owner, attempt: Attempt, prompt: list[in
     ):
         if isinstance(event, Tokens):
             sampled.extend(event.ids)
+        elif isinstance(event, Prefill):
+            account["kv"] = dataclasses.asdict(event)
         elif isinstance(event, Done):
+            account |= {"prefill_ms": event.prefill_ms, "decode_ms": event.decode_ms}
             break
-    return sampled
+    return sampled, account

@@ -15,6 +15,7 @@ from temporalio.exceptions import ApplicationError
 import engine
 import sandbox
 from runtime.errors import RequestError, StaleEpoch, Unavailable
+from runtime.sealing import SealError
 from workflows.contract import ErrorType
 from workflows.states import IllegalTransition
 
@@ -33,6 +34,7 @@ _MEANING: tuple[tuple[type[Exception], str], ...] = (
     (sandbox.NoSandbox, ErrorType.REFUSED),
     (sandbox.SandboxFailure, ErrorType.SANDBOX_LOST),  # lost, or not made in time: Docker may be starting again
     (RequestError, ErrorType.REFUSED),
+    (SealError, ErrorType.REFUSED),
     (engine.RequestError, ErrorType.REFUSED),
     (sandbox.SandboxUsageError, ErrorType.REFUSED),
     (IllegalTransition, ErrorType.REFUSED),

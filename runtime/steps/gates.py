@@ -36,7 +36,7 @@ async def approved(
 def _for_approval(config: SessionConfig, call: Call) -> Asked:
     approval = config.approval_of(call.name)
     assert approval is not None
-    about = {"name": call.name, "arguments": dict(call.arguments), "effect": call.effect}
+    about = {"name": call.name, "arguments": call.told, "effect": call.effect}
     return Asked("approval", call.call_no, about, approval.deadline_s)
 
 

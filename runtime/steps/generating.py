@@ -12,13 +12,14 @@ from typing import Any
 
 from engine import Done, Preempted, Prefill, Resumed, Sampling, Tokens
 from engine import Event as EngineEvent
-from engine.tokens import StreamDecoder, tool_grammar
+from engine.tokens import StreamDecoder, Tokenizer, tool_grammar
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps.services import Services
 from runtime.store import budgets, events, fleet, steps
 from runtime.store.values import Attempt, Event, Owner, Session
 from runtime.tools.catalog import Catalog
+from runtime.tools.redacting import NOTHING, Redactor
 
 FLUSH_EVERY_S = 0.04
 CHOICES = ("auto", "none", "required")  # anything else is a tool's name
@@ -38,6 +39,7 @@ class Ask:
     prompt: list[int]
     sampled: list[int]
     known: int
+    redactor: Redactor = NOTHING  # of what is shown; the transcript is as it was sampled
 
     def room(self, s: Services) -> int:
         """Tokens that still fit into the context."""
@@ -112,8 +114,7 @@ class Generation:
         to the step's end, which follows at once."""
         received, receiving, sampled = self._received, self._receiving, list(self._ask.sampled)
         receiving.add_done_callback(lambda _: received.changed.set())
-        decoder = StreamDecoder(self._s.tokenizer)
-        decoder.push(sampled)  # what was durable before has been shown
+        shown = Shown(self._s.tokenizer, self._ask.redactor, sampled)
         told = False
         while (received.waiting and received.done is None) or not receiving.done():
             await received.changed.wait()
@@ -126,7 +127,7 @@ class Generation:
             while received.waiting and received.done is None:
                 started = time.monotonic()
                 batch = received.waiting[:]
-                await steps.append_tokens(self._s.db, owner, attempt, len(sampled), batch, decoder.push(batch))
+                await steps.append_tokens(self._s.db, owner, attempt, len(sampled), batch, shown.push(batch))
                 del received.waiting[: len(batch)]
                 sampled.extend(batch)
                 if not receiving.done():  # more will come, or the end, which nothing waits for
@@ -142,6 +143,23 @@ class Generation:
         notes, self._received.notes = self._received.notes, []
         if notes:
             await events.write(self._s.db, owner.session_id, notes, epoch=owner.epoch, step_no=attempt.step_no)
+
+
+class Shown:
+    """The text of sampled tokens as events tell it. `before`: those that were durable, and have been told."""
+
+    def __init__(self, tokenizer: Tokenizer, redactor: Redactor, before: Sequence[int]) -> None:
+        self._decoder = StreamDecoder(tokenizer)
+        self._mask = redactor.stream()
+        self.push(before)
+
+    def push(self, token_ids: Sequence[int], *, last: bool = False) -> str:
+        """What may be the beginning of a secret is told with what follows it, or with the `last`."""
+        text = self._decoder.push(token_ids)
+        if self._mask is None:
+            return text
+        told = self._mask.read(text.encode("utf-8", "replace")) + (self._mask.rest() if last else b"")
+        return told.decode("utf-8", "replace")
 
 
 class _Received:

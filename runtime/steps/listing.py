@@ -14,6 +14,7 @@ from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps.boxes import open_box
 from runtime.steps.services import Services
+from runtime.steps.unsealing import Unopened, opened
 from runtime.steps.way_out import WayOut
 from runtime.store import listings
 from runtime.store.values import Attempt, Event, Owner
@@ -22,7 +23,7 @@ from runtime.tools.kinds import McpTool
 from runtime.tools.mcp import McpFault, Server, listed
 from runtime.tools.mcp_inside import InsideServer
 from runtime.tools.mcp_outside import OutsideServer
-from runtime.tools.outcome import without_secrets
+from runtime.tools.redacting import Redactor
 from sandbox import EgressRefused, snapshots
 
 MAX_OFFERED = 64  # tools of one server
@@ -49,9 +50,16 @@ async def ensure_listed(s: Services, owner: Owner, attempt: Attempt, config: Ses
         return
     found: dict[str, Any] = {}
     told: list[Event] = []
+    values = await opened(s, attempt.session.tenant_id, config, using=True)
     for tool in config.servers:
-        async with _server(s, owner, attempt, config, tool) as server:
-            found[tool.name], event = await _ask(tool, server, f"listing/{owner.epoch}/{attempt.attempt_no}")
+        try:
+            plain = values.tool(tool)
+        except Unopened as error:
+            raise InvalidRequest(f"tools: {tool.name}: {error}") from None
+        assert isinstance(plain, McpTool)
+        async with _server(s, owner, attempt, config, plain) as server:
+            speaker = f"listing/{owner.epoch}/{attempt.attempt_no}"
+            found[tool.name], event = await _ask(plain, server, speaker, values.redactor)
             told.append(event)
     try:
         tool_grammar(Catalog(config, found).specs, "auto")
@@ -81,12 +89,13 @@ async def _server(
         await sandbox.close()
 
 
-async def _ask(tool: McpTool, server: Server, speaker: str) -> tuple[dict[str, Any], Event]:
+async def _ask(tool: McpTool, server: Server, speaker: str, redactor: Redactor) -> tuple[dict[str, Any], Event]:
     try:
         handshake, offered = await listed(server, speaker)
     except (McpFault, EgressRefused) as fault:
-        why = without_secrets(str(fault).encode(errors="replace"), tool.secrets.values()).decode("utf-8", "replace")
+        why = redactor.text(str(fault))
         raise InvalidRequest(f"tools: the server {tool.name!r} did not say what it offers: {why}") from None
+    handshake, offered = redactor.json(handshake), redactor.json(offered)
     kept, left_out = _usable(tool, offered)
     if tool.tools is not None and (missing := set(tool.tools) - {each["name"] for each in kept}):
         why = "; ".join(f"{each['name']}: {each['why']}" for each in left_out if each["name"] in missing)

@@ -109,10 +109,10 @@ class _Pages:
             await self._tell(Event(_EVENT[intent], _shown(receipt)))
             if intent != "prefetch":
                 where = "none" if intent == "drop" else receipt.tier or "device"
-                tenant = self.attempt.session.tenant_id
-                await fleet.note_residency(
-                    self.services.db, self.owner.session_id, tenant, where, dataclasses.asdict(receipt)
-                )
+                tenant, card = self.attempt.session.tenant_id, self.services.engine.card
+                held_bytes = receipt.pages * card.page_size * card.kv_bytes_per_token
+                detail = {**dataclasses.asdict(receipt), "held_bytes": held_bytes}
+                await fleet.note_residency(self.services.db, self.owner.session_id, tenant, where, detail)
 
     async def _tell(self, event: Event) -> None:
         with contextlib.suppress(StaleEpoch):  # a newer owner tells its own story

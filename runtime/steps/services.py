@@ -8,6 +8,7 @@ from temporalio.client import Client
 
 from engine.tokens import ChatFormat, Tokenizer
 from runtime.engines import EngineLink
+from runtime.sealing import Sealer
 from runtime.steps.blob_lock import BlobLock
 from runtime.steps.coming_back import ComingBack
 from runtime.steps.leaving import Leaving
@@ -36,6 +37,8 @@ class Services:
     egress: Egress = field(default_factory=Egress)
     sandbox_egress: tuple[Entry, ...] = ()  # within which sessions may open their sandboxes
     lookup: Resolve = resolve  # the name service, for what leaves sandboxes
+    sealer: Sealer = field(default_factory=Sealer)  # opens what the record keeps sealed
+    kv_encryption: bool = False  # whether tiers are encrypted, by sharing domain
     shares: bool = False  # there is a store from which other nodes can take pages
     leaving: Leaving = field(default_factory=Leaving)
     coming_back: ComingBack = field(default_factory=ComingBack)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.tokens import StreamDecoder
 from runtime.config import SessionConfig
 from runtime.steps import checkpoints
 from runtime.steps.compacting import warning
-from runtime.steps.generating import Ask, End, Generation
+from runtime.steps.generating import Ask, End, Generation, Shown
 from runtime.steps.listing import catalog, catalog_of
 from runtime.steps.reading import Reading, read
 from runtime.steps.recent import Past, past
 from runtime.steps.recent import read as read_past
 from runtime.steps.services import Services
+from runtime.steps.unsealing import Opened, opened
 from runtime.store import budgets, steps
 from runtime.store.standing import Standing
 from runtime.store.values import Attempt, Event, Owner, Sampled, Segment, Session
 from runtime.tools.catalog import Catalog
+from runtime.tools.redacting import NOTHING, Redactor
 from workflows.contract import StepIn, ThinkIn
 from workflows.states import Event as Move
 
@@ -48,9 +49,9 @@ def _ahead(s: Services, what: ThinkIn, behind: Past, opening: Segment) -> Genera
     if behind.session is None or budgets.limits(behind.session):
         return None
     config = SessionConfig.model_validate(behind.session.config)
-    if config.servers:
+    if config.servers or any(tool.secrets for tool in config.declared):
         return None
-    ask = _ask(behind.session, what, 1, config, catalog_of(s, config), behind, opening, [])
+    ask = _ask(behind.session, what, 1, config, catalog_of(s, config), behind, opening, [], NOTHING)
     return Generation(s, ask) if ask.room(s) > 0 else None
 
 
@@ -63,9 +64,12 @@ def _ask(
     behind: Past,
     opening: Segment,
     sampled: list[int],
+    redactor: Redactor,
 ) -> Ask:
     prompt = [*behind.tokens, *opening.token_ids]
-    return Ask(session, what.step_no, attempt_no, config, tools, what.tool_choice, prompt, sampled, behind.known)
+    return Ask(
+        session, what.step_no, attempt_no, config, tools, what.tool_choice, prompt, sampled, behind.known, redactor
+    )
 
 
 async def _think(
@@ -79,19 +83,19 @@ async def _think(
 ) -> Standing | None:
     config = SessionConfig.model_validate(attempt.session.config)
     tools, _ = await catalog(s, what.session_id, config)
+    values = await opened(s, attempt.session.tenant_id, config)
     generation = ahead
     try:
         end = End(list(attempt.model_tokens))
         if not _ended(s, end.sampled, config):
-            generation = generation or Generation(
-                s, _ask(attempt.session, what, attempt.attempt_no, config, tools, behind, opening, end.sampled)
-            )
+            at, hide = (attempt.session, what, attempt.attempt_no), values.redactor
+            generation = generation or Generation(s, _ask(*at, config, tools, behind, opening, end.sampled, hide))
             end = await generation.take(owner, attempt)
         if not _ended(s, end.whole, config) and budgets.left(attempt.session, "tokens") is not None:
-            await _keep(s, owner, attempt, end)
+            await _keep(s, owner, attempt, end, values)
             if await steps.hold_for_budget(s.db, owner, attempt):
                 return None  # it goes on after its last durable token, once there is more
-        return await _complete(s, owner, attempt, behind, end, _read(s, tools, end.whole, what))
+        return await _complete(s, owner, attempt, behind, end, _read(s, tools, end.whole, what), values)
     except asyncio.CancelledError:
         await asyncio.shield(steps.abandon(s.db, owner, attempt, "cancelled", "the think was cancelled"))
         raise
@@ -100,19 +104,18 @@ async def _think(
             await generation.stop()
 
 
-async def _keep(s: Services, owner: Owner, attempt: Attempt, end: End) -> None:
+async def _keep(s: Services, owner: Owner, attempt: Attempt, end: End, values: Opened) -> None:
     """Make the rest durable by itself."""
-    if (last := _last(s, end)) is not None:
+    if (last := _last(s, end, values, False)) is not None:
         await steps.append_tokens(s.db, owner, attempt, last.offset, last.token_ids, last.text)
         end.sampled, end.rest = end.whole, []
 
 
-def _last(s: Services, end: End) -> Sampled | None:
+def _last(s: Services, end: End, values: Opened, is_whole: bool) -> Sampled | None:
     if not end.rest:
         return None
-    decoder = StreamDecoder(s.tokenizer)
-    decoder.push(end.sampled)
-    return Sampled(len(end.sampled), end.rest, decoder.push(end.rest))
+    shown = Shown(s.tokenizer, values.redactor, end.sampled)
+    return Sampled(len(end.sampled), end.rest, shown.push(end.rest, last=is_whole))
 
 
 def _read(s: Services, tools: Catalog, sampled: list[int], what: ThinkIn) -> Reading:
@@ -130,7 +133,9 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
     behind = await past(s.db, s.recent, what)
     end = End(attempt.model_tokens, finish={"finish_reason": "interrupted", "resumed": True})
     reading = Reading("interrupted", s.chat.parse_assistant(end.sampled).text)
-    await _complete(s, owner, attempt, behind, end, reading)
+    config = SessionConfig.model_validate(attempt.session.config)
+    values = await opened(s, attempt.session.tenant_id, config)
+    await _complete(s, owner, attempt, behind, end, reading, values)
     return True
 
 
@@ -140,18 +145,21 @@ def _ended(s: Services, sampled: list[int], config: SessionConfig) -> bool:
     )
 
 
-async def _complete(s: Services, owner: Owner, attempt: Attempt, behind: Past, end: End, reading: Reading) -> Standing:
+async def _complete(
+    s: Services, owner: Owner, attempt: Attempt, behind: Past, end: End, reading: Reading, values: Opened
+) -> Standing:
     whole = end.whole
     closing = s.chat.assistant_close(ended=bool(whole) and whole[-1] in s.engine.card.eos_token_ids)
     after = [*behind.tokens, *s.chat.assistant_open(), *whole, *closing]
     if end.kv_keys is None:
         state = await (await s.engine.client()).kv_state(owner.session_id)
         end.kv_tokens, end.kv_keys = state.tokens, state.keys
+    hide = values.redactor.text
     output = {
         "outcome": reading.outcome,
-        "text": reading.text,
-        "calls": list(reading.calls),
-        **({"complaint": reading.complaint} if reading.complaint else {}),
+        "text": hide(reading.text),
+        "calls": values.hide(reading.calls),
+        **({"complaint": hide(reading.complaint)} if reading.complaint else {}),
         **({"repaired": True} if reading.repaired else {}),
         "sampled": len(whole),
         "kv_tokens": end.kv_tokens,
@@ -167,12 +175,12 @@ async def _complete(s: Services, owner: Owner, attempt: Attempt, behind: Past, e
         output=output,
         checkpoint=checkpoint,
         notes=[
-            Event("message.completed", {"text": reading.text, "outcome": told}),
+            Event("message.completed", {"text": output["text"], "outcome": told}),
             *([Event("session.interrupted")] if reading.outcome == "interrupted" else []),
             *warning(s.engine.card.context_length, len(behind.tokens), len(after)),
         ],
         to=None if reading.outcome == "tools" else Move.REST,
-        last=_last(s, end),
+        last=_last(s, end, values, True),
     )
     if ended.mine:
         s.recent.keep(

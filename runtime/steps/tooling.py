@@ -17,6 +17,7 @@ from runtime.steps.listing import catalog
 from runtime.steps.pause import Wait, kv_pause
 from runtime.steps.recent import Past, past
 from runtime.steps.services import Services
+from runtime.steps.unsealing import Opened, opened
 from runtime.store import ledger, steps
 from runtime.store.ledger import Call
 from runtime.store.standing import Standing
@@ -40,7 +41,8 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> Standing | Non
         return None
     config = SessionConfig.model_validate(attempt.session.config)
     tools, listings = await catalog(s, what.session_id, config)
-    calls, complaint = calls_of(behind, tools)
+    values = await opened(s, attempt.session.tenant_id, config)
+    calls, complaint = calls_of(behind, tools, values)
     root = behind.base.workspace_root
     if complaint:
         answer = [ToolResult(f"call_{what.step_no}_0", "none", complaint)]
@@ -49,7 +51,7 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> Standing | Non
         refused = await approved(s, owner, attempt, config, calls, behind.tokens)
         async with (
             kv_pause(s, owner, attempt, config.kv.on_tool, _wait(tools, calls), behind.tokens),
-            Step(s, owner, attempt, config, behind.tokens, tools, listings) as step,
+            Step(s, owner, attempt, config, behind.tokens, tools, listings, values) as step,
         ):
             results, root = await run_calls(step, calls, root, refused)
         return await complete_tools(s, owner, attempt, config, behind, results, root, outcome="settled")
@@ -101,13 +103,14 @@ def _wait(tools: Catalog, calls: Sequence[Call]) -> Wait:
     return Wait("+".join(dict.fromkeys(call.name for call in calls))[:200], sum(longest) or None)
 
 
-def calls_of(behind: Past, tools: Catalog) -> tuple[list[Call], str]:
+def calls_of(behind: Past, tools: Catalog, values: Opened) -> tuple[list[Call], str]:
     """The calls of a think, or what is to be said to it instead of their results."""
     said = behind.said
     assert said is not None, "a tool step follows its think"
     calls = [
-        Call(i, call["name"], call["arguments"], known.effect if (known := tools.get(call["name"])) else "pure")
+        Call(i, call["name"], arguments, known.effect if known else "pure", values.redactor.json(arguments))
         for i, call in enumerate(said["calls"])
+        for arguments, known in [(values.found(call), tools.get(call["name"]))]
     ]
     return calls, said.get("complaint", "")
 
@@ -121,8 +124,9 @@ async def interrupt_tools(s: Services, owner: Owner, config: SessionConfig, what
     root = behind.base.workspace_root
     tools, listings = await catalog(s, what.session_id, config)
     results = []
-    async with Step(s, owner, attempt, config, behind.tokens, tools, listings) as step:
-        calls, complaint = calls_of(behind, tools)
+    values = await opened(s, attempt.session.tenant_id, config)
+    async with Step(s, owner, attempt, config, behind.tokens, tools, listings, values) as step:
+        calls, complaint = calls_of(behind, tools, values)
         if complaint:
             results.append(ToolResult(f"call_{what.step_no}_0", "none", complaint))
         for call in calls:

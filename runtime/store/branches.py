@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from runtime.errors import Conflict, InvalidRequest, NotFound
-from runtime.store import children, events
+from runtime.store import children, events, quotas
 from runtime.store.database import Database
 from runtime.store.sessions import end_running_step, set_state, void_questions
 from runtime.store.standing import progress, way_back
@@ -67,7 +67,7 @@ async def fork(
     """Accept a session that begins as a copy of this one's record up to a checkpoint (the last one by default).
 
     Repeated with the same id: a no-op. Raises NotFound, InvalidRequest; Conflict where the session has ended, since
-    its workspace and pages went with it.
+    its workspace and pages went with it; Forbidden where the tenant has all the sessions that it may have.
     """
 
     async def work(connection: asyncpg.Connection) -> None:
@@ -85,6 +85,7 @@ async def fork(
         at = step_no if step_no is not None else await _last_checkpoint(connection, session_id)
         if at is not None:
             await ensure_checkpoint(connection, session_id, at)
+        await quotas.ensure_room_for_session(connection, tenant_id, child_id, parent["config"])
         await _copy(connection, parent, child_id, at, parent["seed"] if seed is None else seed)
 
     await db.run(work)
@@ -95,8 +96,9 @@ async def _copy(
 ) -> None:
     session_id = parent["session_id"]
     await connection.execute(
-        "INSERT INTO sessions (session_id, tenant_id, config, seed, kv_domain, budget, parent_id, parent_step, state)"
-        " SELECT $2, tenant_id, config, $3, kv_domain, budget, session_id, $4,"
+        "INSERT INTO sessions (session_id, tenant_id, config, seed, kv_domain, budget, parent_id, parent_step,"
+        " agent_name, agent_version, metadata, state)"
+        " SELECT $2, tenant_id, config, $3, kv_domain, budget, session_id, $4, agent_name, agent_version, metadata,"
         " CASE WHEN $4::int IS NULL THEN 'created' ELSE 'idle' END FROM sessions WHERE session_id = $1",
         session_id,
         child_id,

@@ -26,7 +26,7 @@ async def ensure_admin(db: Database, key: str) -> None:
             secrets.token_bytes(32),
         )
         await connection.execute(
-            "INSERT INTO api_keys (key_id, tenant_id, sha256, scope) VALUES ($1, $2, $3, 'admin')"
+            "INSERT INTO api_keys (key_id, tenant_id, sha256, scope, name) VALUES ($1, $2, $3, 'admin', 'admin.key')"
             " ON CONFLICT DO NOTHING",
             "key_admin_" + hashlib.sha256(key.encode()).hexdigest()[:12],
             DEFAULT_TENANT,

@@ -49,12 +49,18 @@ SELECT pg_notify($12, $1) FROM place
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call of a step. `key` names it everywhere: ledger, sandbox journal, the tool's environment."""
+    """One tool call of a step. `arguments` are what it runs with, `shown` what is kept and told of them: without the
+    secrets that they may hold."""
 
     call_no: int
     name: str
     arguments: Mapping[str, Any]
     effect: str
+    shown: Mapping[str, Any] | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return dict(self.arguments if self.shown is None else self.shown)
 
     @property
     def digest(self) -> bytes:
@@ -98,7 +104,7 @@ async def claim(
                 attempt.step_no,
                 call.call_no,
                 call.name,
-                dict(call.arguments),
+                call.told,
                 call.digest,
                 call.effect,
                 owner.node_boot,
@@ -146,7 +152,7 @@ async def claim(
 
 
 def _requested(call: Call) -> Event:
-    return Event("tool.requested", {"call": call.call_no, "name": call.name, "arguments": dict(call.arguments)})
+    return Event("tool.requested", {"call": call.call_no, "name": call.name, "arguments": call.told})
 
 
 def _started(call: Call, run: int) -> Event:

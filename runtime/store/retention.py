@@ -21,6 +21,7 @@ _TABLES = (
     "kv_residency",
     "kv_decisions",
     "session_tools",
+    "sandbox_turns",
     "sandboxes",
     "errands",
     "sessions",
@@ -49,5 +50,12 @@ async def _sweep_some(connection: asyncpg.Connection, keep_days: float) -> int:
         await connection.execute(f"DELETE FROM {table} WHERE session_id = ANY($1)", ids)
     await connection.execute(
         "DELETE FROM idempotency WHERE created_at < now() - make_interval(secs => $1)", keep_days * 86_400
+    )
+    await connection.execute(
+        "DELETE FROM webhook_deliveries WHERE state <> 'pending' AND created_at < now() - make_interval(secs => $1)",
+        keep_days * 86_400,
+    )
+    await connection.execute(
+        "DELETE FROM schedule_runs WHERE created_at < now() - make_interval(secs => $1)", keep_days * 86_400
     )
     return len(ids)

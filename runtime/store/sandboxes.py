@@ -7,6 +7,7 @@ from typing import Any
 
 from runtime.store.database import Database
 from runtime.store.fleet import NODE_ALIVE_S
+from runtime.store.quotas import WAITS_S
 
 # Of the session of `b`: when a command that was run from outside ended last, and whether one is to run.
 _EXECS = (
@@ -19,7 +20,8 @@ async def open_one(db: Database, tenant_id: str, session_id: str, sandbox_id: st
     """Announce a session's sandbox before it exists, so that the reaper knows it from its first moment; or one that was
     a spare, and is none any more."""
     await db.execute(
-        "WITH taken AS (DELETE FROM sandbox_spares WHERE sandbox_id = $1)"
+        "WITH taken AS (DELETE FROM sandbox_spares WHERE sandbox_id = $1),"
+        " waited AS (DELETE FROM sandbox_turns WHERE session_id = $3)"
         " INSERT INTO sandboxes (sandbox_id, tenant_id, session_id, node_id, driver, state)"
         " VALUES ($1, $2, $3, $4, $5, 'creating') ON CONFLICT DO NOTHING",
         sandbox_id,
@@ -57,7 +59,8 @@ async def forget_spares(db: Database, node_id: str, boot: str) -> None:
 
 
 async def idle(db: Database, node_id: str, idle_s: float) -> list[dict[str, Any]]:
-    """Of open sessions of a node, where no call runs or has ended within `idle_s`: their handles and idle times."""
+    """Of open sessions of a node, where no call runs or has ended within `idle_s`: their handles and idle times. Where
+    another session of the tenant waits for its turn, those that are idle at all."""
     rows = await db.fetch(
         "SELECT b.session_id, b.sandbox_id, b.handle, s.epoch, extract(epoch FROM now() - u.used_at)::float8 AS idle_s"
         " FROM sandboxes b JOIN sessions s USING (session_id), LATERAL"
@@ -66,9 +69,11 @@ async def idle(db: Database, node_id: str, idle_s: float) -> list[dict[str, Any]
         f"  FROM ({_EXECS}) x LEFT JOIN tool_calls c ON c.session_id = b.session_id"
         "  GROUP BY x.ended_at, x.pending) u"
         " WHERE b.node_id = $1 AND b.state = 'live' AND s.state <> 'tool_running' AND NOT u.pending"
-        " AND u.used_at < now() - make_interval(secs => $2)",
+        " AND (u.used_at < now() - make_interval(secs => $2) OR EXISTS (SELECT FROM sandbox_turns t"
+        "  WHERE t.tenant_id = b.tenant_id AND t.renewed_at > now() - make_interval(secs => $3)))",
         node_id,
         idle_s,
+        WAITS_S,
     )
     return [{**row, "handle": dict(row["handle"])} for row in rows]
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import asyncpg
 
+from runtime.agents import Origin
 from runtime.errors import Conflict, NotFound
-from runtime.store import domains, events
+from runtime.store import domains, events, quotas
 from runtime.store.database import Database
 from runtime.store.held import COLUMNS, SOURCE, locked, session_of
 from runtime.store.values import Event, Session
 from workflows.states import TERMINAL, State, transition
 from workflows.states import Event as Move
+
+UNKNOWN = Origin()
 
 
 def new_id(prefix: str) -> str:
@@ -30,23 +33,31 @@ async def create(
     *,
     domain: str | None = None,
     parent: tuple[str, int, int] | None = None,
+    origin: Origin = UNKNOWN,
 ) -> None:
     """Accept a session. Repeated with the same id: a no-op. `domain`: the sharing domain of its pages, made if need be;
-    None: its tenant's pages, for ever. `parent`: the session, step and call whose tool this one is."""
+    None: its tenant's pages, for ever. `parent`: the session, step and call whose tool this one is. Raises Forbidden
+    where the tenant has all the sessions, or workspaces, that it may have."""
 
     async def work(connection: asyncpg.Connection) -> None:
+        await quotas.ensure_room_for_session(connection, tenant_id, session_id, config)
         if domain is not None:
             await domains.ensure(connection, tenant_id, domain)
         made = await connection.fetchval(
             "INSERT INTO sessions"
-            " (session_id, tenant_id, config, seed, kv_domain, parent_id, parent_step, parent_call)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING RETURNING true",
+            " (session_id, tenant_id, config, seed, kv_domain, parent_id, parent_step, parent_call,"
+            " agent_name, agent_version, schedule_id, metadata)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ON CONFLICT DO NOTHING RETURNING true",
             session_id,
             tenant_id,
             dict(config),
             seed,
             domain,
             *(parent or (None, None, None)),
+            origin.agent,
+            origin.version,
+            origin.schedule_id,
+            dict(origin.metadata),
         )
         if made:
             about = {"session_id": session_id, "model": config["model"], "seed": seed}
@@ -69,7 +80,7 @@ async def accept_message(
 ) -> None:
     """Accept a message: from here on it is never lost. Repeated with the same id: a no-op, whatever became of the
     session. Raises NotFound; Conflict when the session has ended, or is busy and the message is not to wait (`on_busy`
-    is `reject`)."""
+    is `reject`); TooManyRequests where the tenant has used its tokens of the day."""
 
     async def work(connection: asyncpg.Connection) -> None:
         row = await connection.fetchrow(
@@ -84,6 +95,7 @@ async def accept_message(
         if row["state"] in TERMINAL or row["state"] == State.CANCELLING or row["ending"]:
             state = row["state"] if row["state"] in TERMINAL else f"being {row['ending'] or 'cancelled'}"
             raise Conflict(f"session {session_id} is {state} and takes no more messages; create a new one")
+        await quotas.ensure_tokens(connection, tenant_id)
         if on_busy == "reject":
             await _ensure_free(connection, session_id, row["state"])
         await connection.execute(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from runtime.errors import Conflict, NotFound
+from runtime.errors import Conflict, InvalidRequest, NotFound
 from runtime.store import keys
 from runtime.store.database import Database
 
@@ -37,7 +37,9 @@ async def get(db: Database, tenant_id: str) -> dict[str, Any]:
 
 
 async def listed(db: Database, after: str | None, limit: int) -> Sequence[dict[str, Any]]:
-    """By name."""
+    """By name. Raises InvalidRequest where `after` is no tenant."""
+    if after is not None and not await db.fetchrow("SELECT true FROM tenants WHERE tenant_id = $1", after):
+        raise InvalidRequest(f"after is {after!r}, which is no tenant; use the last_id of a page", param="after")
     rows = await db.fetch(
         "SELECT * FROM tenants WHERE ($1::text IS NULL OR tenant_id > $1) ORDER BY tenant_id LIMIT $2", after, limit
     )

@@ -47,7 +47,6 @@ class Catalog:
 
     def __init__(self, config: SessionConfig, listings: Listings = NO_LISTINGS, *, leads_out: bool = False) -> None:
         default = "unsafe" if leads_out else "sandboxed"
-        self._config = config
         self._tools = {known.spec.name: known for known in _known(config, listings, default)}
 
     @property
@@ -57,11 +56,6 @@ class Catalog:
     @property
     def names(self) -> list[str]:
         return list(self._tools)
-
-    @property
-    def secrets(self) -> list[str]:
-        """Of every tool: what runs in a sandbox can look into the processes of another tool there."""
-        return [value for tool in self._config.tools if not isinstance(tool, str) for value in tool.secrets.values()]
 
     def find(self, name: str) -> Known:
         """Raises InvalidRequest with a sentence that a model can act on."""

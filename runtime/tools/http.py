@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx2
 
 from runtime.tools.egress import Egress, client
-from runtime.tools.kinds import PLACEHOLDER, HttpTool
+from runtime.tools.kinds import PLACEHOLDER, HttpTool, texts
 from runtime.tools.outcome import Outcome, capped
 from sandbox import BadArguments, EgressRefused
 
@@ -25,7 +25,7 @@ def effect_of(tool: HttpTool) -> str:
 
 async def request(egress: Egress, tool: HttpTool, arguments: Mapping[str, Any], key: str, limit_bytes: int) -> Outcome:
     """Makes the request. Raises BadArguments; all else that can go wrong is an outcome."""
-    headers = {"Accept-Encoding": "identity", **tool.headers}
+    headers = {"Accept-Encoding": "identity", **texts(tool.headers)}
     if effect_of(tool) == "idempotent":
         headers["Idempotency-Key"] = key
     url, rest = filled(tool.url, arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -18,6 +18,8 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}\Z")
 OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "idempotency-key"})
 SECRET_LEAST = 6  # characters; shorter values would blot out ordinary text
 
+SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
+
 Name = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
 
 
@@ -25,23 +27,61 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _environment(value: dict[str, str]) -> dict[str, str]:
+class SecretRef(Frozen):
+    """A secret of the tenant by its name, with what stands before it (`"prefix": "Bearer "`)."""
+
+    secret: str = Field(pattern=SECRET_NAME)
+    prefix: str = Field(default="", max_length=200)
+
+
+class Sealed(Frozen):
+    """A value that was given as it is, as the record keeps it."""
+
+    sealed: str = Field(max_length=2_000_000)
+
+
+def _value_kind(value: Any) -> str:
+    if isinstance(value, Sealed) or (isinstance(value, Mapping) and "sealed" in value):
+        return "sealed"
+    return "secret" if isinstance(value, SecretRef | Mapping) else "literal"
+
+
+Value = Annotated[
+    Annotated[str, Tag("literal")] | Annotated[SecretRef, Tag("secret")] | Annotated[Sealed, Tag("sealed")],
+    Discriminator(_value_kind),
+]
+
+
+def texts(values: Mapping[str, str | SecretRef | Sealed]) -> dict[str, str]:
+    """Of a tool that was opened for a call, all of whose values are plain text."""
+    plain = {name: value for name, value in values.items() if isinstance(value, str)}
+    assert len(plain) == len(values), "a tool runs with its values opened"
+    return plain
+
+
+def is_header_text(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _environment(value: dict[str, Value]) -> dict[str, Value]:
     for name in value:
         if not ENV_NAME.match(name) or name.startswith("TENUTO_"):
             raise ValueError(f"{name!r} cannot be set; use letters, digits and '_', and leave TENUTO_* to us")
     return value
 
 
-def _headers(value: dict[str, str]) -> dict[str, str]:
-    for name, text in value.items():
+def _headers(value: dict[str, Value]) -> dict[str, Value]:
+    for name, given in value.items():
         if not HEADER_NAME.match(name) or name.lower() in OWN_HEADERS:
             raise ValueError(f"{name!r} is no header that can be set here")
-        if not text.isascii() or not text.isprintable():
+        text = given.prefix if isinstance(given, SecretRef) else given if isinstance(given, str) else ""
+        if not is_header_text(text):
             raise ValueError(f"the value of {name!r} must be printable ASCII")  # the value itself may be a secret
     return value
 
 
-def _url(value: str) -> str:
+def http_url(value: str) -> str:
+    """Raises ValueError unless it is an address that a client understands."""
     try:
         parts = urlsplit(value)
         port = parts.port
@@ -66,7 +106,7 @@ class Tool(Frozen):
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
 
     @property
-    def secrets(self) -> Mapping[str, str]:
+    def secrets(self) -> Mapping[str, Value]:
         return {}
 
 
@@ -91,14 +131,14 @@ class CommandTool(Described):
 
     type: Literal["command"] = "command"
     command: list[str] = Field(min_length=1, max_length=64)
-    env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    env: dict[str, Value] = Field(default_factory=dict, max_length=64)
     effect: Effect | None = None  # None: sandboxed, or unsafe where something leads out of the sandbox
     keep_background: bool = False  # whether processes that it leaves behind live on; else they end with the call
 
     _env = field_validator("env")(_environment)
 
     @property
-    def secrets(self) -> Mapping[str, str]:
+    def secrets(self) -> Mapping[str, Value]:
         return self.env
 
 
@@ -112,11 +152,11 @@ class HttpTool(Described):
     type: Literal["http"]
     method: Method = "GET"
     url: str = Field(min_length=1, max_length=4000)
-    headers: dict[str, str] = Field(default_factory=dict, max_length=64)
+    headers: dict[str, Value] = Field(default_factory=dict, max_length=64)
     effect: Literal["pure", "idempotent", "unsafe"] | None = None  # None: idempotent for GET and HEAD, else unsafe
 
     _headers = field_validator("headers")(_headers)
-    _address = field_validator("url")(_url)
+    _address = field_validator("url")(http_url)
 
     @model_validator(mode="after")
     def _placeholders_are_arguments(self) -> Self:
@@ -132,7 +172,7 @@ class HttpTool(Described):
         return PLACEHOLDER.findall(self.url)
 
     @property
-    def secrets(self) -> Mapping[str, str]:
+    def secrets(self) -> Mapping[str, Value]:
         return self.headers
 
 
@@ -145,9 +185,9 @@ class McpTool(Tool):
     type: Literal["mcp"]
     name: str = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,31}$")
     command: list[str] | None = Field(default=None, min_length=1, max_length=64)
-    env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    env: dict[str, Value] = Field(default_factory=dict, max_length=64)
     url: str | None = Field(default=None, min_length=1, max_length=4000)
-    headers: dict[str, str] = Field(default_factory=dict, max_length=64)
+    headers: dict[str, Value] = Field(default_factory=dict, max_length=64)
     tools: list[str] | None = Field(default=None, max_length=64)
     effect: Effect | None = None
 
@@ -164,7 +204,7 @@ class McpTool(Tool):
     @field_validator("url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        return None if value is None else _url(value)
+        return None if value is None else http_url(value)
 
     @model_validator(mode="after")
     def _one_way_to_reach_it(self) -> Self:
@@ -177,7 +217,7 @@ class McpTool(Tool):
         return self
 
     @property
-    def secrets(self) -> Mapping[str, str]:
+    def secrets(self) -> Mapping[str, Value]:
         return {**self.env, **self.headers}
 
     def full_name(self, tool: str) -> str:
@@ -240,10 +280,32 @@ Declared = Annotated[
 
 
 def shown(tool: str | Mapping[str, Any]) -> str | dict[str, Any]:
-    """A declared tool (as its JSON) without its secrets, as views show it."""
+    """A declared tool (as its JSON) without its secrets, as views show it: of those by name, the name."""
     if isinstance(tool, str):
         return tool
-    hidden: dict[str, Any] = {name: dict.fromkeys(tool[name], "***") for name in ("env", "headers") if tool.get(name)}
+    hidden: dict[str, Any] = {
+        part: {name: value if _names_a_secret(value) else "***" for name, value in tool[part].items()}
+        for part in ("env", "headers")
+        if tool.get(part)
+    }
     if tool.get("type") == "session":
         hidden["tools"] = [shown(one) for one in tool.get("tools", [])]
     return {**tool, **hidden}
+
+
+def _names_a_secret(value: Any) -> bool:
+    return isinstance(value, Mapping) and "secret" in value
+
+
+def with_values(tool: str | Mapping[str, Any], change: Callable[[Any], Any]) -> str | dict[str, Any]:
+    """A declared tool (as its JSON) with every value of its `env` and `headers` changed, and of its own tools."""
+    if isinstance(tool, str):
+        return tool
+    changed: dict[str, Any] = {
+        part: {name: change(value) for name, value in tool[part].items()}
+        for part in ("env", "headers")
+        if isinstance(tool.get(part), Mapping)
+    }
+    if tool.get("type") == "session":
+        changed["tools"] = [with_values(one, change) for one in tool.get("tools", [])]
+    return {**tool, **changed}

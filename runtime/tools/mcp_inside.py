@@ -8,7 +8,7 @@ from mcp.client import ClientSession
 from mcp_types import InitializeResult
 from temporalio import activity
 
-from runtime.tools.kinds import McpTool
+from runtime.tools.kinds import McpTool, texts
 from runtime.tools.mcp import ABOUT_US, McpFault, T, Work, attempt
 from runtime.tools.talking import INITIALIZED, RING_BYTES, Conversation
 from runtime.unwanted import is_unwanted
@@ -57,7 +57,7 @@ class InsideServer:
         assert self._tool.command is not None
         key, state = await self._found(call)
         if state is None:
-            env = self._tool.env
+            env = texts(self._tool.env)
             await self._sandbox.start(key, self._tool.command, env=env, stdin_open=True, output_bytes=RING_BYTES)
         return key, await self._sandbox.wrote(key, INITIALIZED)
 

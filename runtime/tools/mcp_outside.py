@@ -7,7 +7,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from runtime.tools.egress import Egress, client, place_of
-from runtime.tools.kinds import McpTool
+from runtime.tools.kinds import McpTool, texts
 from runtime.tools.mcp import ABOUT_US, McpFault, T, Work, attempt, fault_of
 from sandbox import EgressRefused
 
@@ -45,7 +45,7 @@ class OutsideServer:
 
     async def _spoken(self, work: Work[T]) -> T | McpFault:
         # The protocol's own timeout is to end a call that takes too long, so the connection's is longer.
-        http = client(self._egress, dict(self._tool.headers), self._tool.timeout_s + GRACE_S, MAX_ANSWER_BYTES)
+        http = client(self._egress, texts(self._tool.headers), self._tool.timeout_s + GRACE_S, MAX_ANSWER_BYTES)
         transport = streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_ANSWER_BYTES)
         async with (
             http,

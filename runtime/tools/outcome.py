@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.tools.kinds import SECRET_LEAST
 from sandbox import Ran, Result
 
 _TEXT = ("text/", "application/json", "application/xml", "application/javascript", "application/x-www-form-urlencoded")
@@ -75,15 +74,6 @@ def capped(data: bytes, limit_bytes: int, total_bytes: int | None) -> tuple[byte
         return data, False
     left_out = "the rest" if total_bytes is None else f"{max(total_bytes, len(data)) - limit_bytes} bytes"
     return data[:limit_bytes] + f"\n[... {left_out} left out ...]\n".encode(), True
-
-
-def without_secrets(data: bytes, secrets: Iterable[str]) -> bytes:
-    """A tool that prints its own environment or headers does not tell them to the model, or to the log."""
-    # A header such as "Bearer …" is a secret without its scheme too.
-    parts = {part for text in secrets for part in (text, text.rpartition(" ")[2]) if len(part) >= SECRET_LEAST}
-    for part in sorted(parts, key=len, reverse=True):
-        data = data.replace(part.encode(), b"***")
-    return data
 
 
 def as_text(result: Mapping[str, Any], output: bytes) -> str:

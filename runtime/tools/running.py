@@ -11,7 +11,7 @@ from typing import Any
 from runtime.tools import http, mcp
 from runtime.tools.catalog import Known
 from runtime.tools.egress import Egress
-from runtime.tools.kinds import SECRET_LEAST, CommandTool, HttpTool, McpTool, SessionTool
+from runtime.tools.kinds import SECRET_LEAST, CommandTool, HttpTool, McpTool, SessionTool, texts
 from runtime.tools.mcp_inside import InsideServer
 from runtime.tools.mcp_outside import OutsideServer
 from runtime.tools.outcome import Outcome
@@ -76,7 +76,7 @@ async def run_inside(sandbox: Sandbox, known: Known, arguments: Arguments, place
     env: Mapping[str, str] = {}
     keep_background = isinstance(tool, str)  # what a model puts in the background is meant to stay
     if isinstance(tool, CommandTool):
-        argv, stdin, env = tool.command, json.dumps(dict(arguments)).encode(), tool.env
+        argv, stdin, env = tool.command, json.dumps(dict(arguments)).encode(), texts(tool.env)
         keep_background = tool.keep_background
     else:
         assert isinstance(tool, str)

@@ -312,7 +312,7 @@ async def test_sigterm_ends_it_cleanly_and_tells_running_calls(talkative: Path, 
     async with engine(talkative, tmp_path, kv_tokens=65_536) as process:
         assert any("progress" in line for line in process.progress)
         client = await EngineClient.connect(process.socket)
-        running = asyncio.create_task(hear(client, "s", PROMPT, 60_000))
+        running = asyncio.create_task(hear(client, "s", PROMPT, 60_000, sampling=Sampling()))  # greedy: no last word
         while not (await client.stats())["running"]:
             pass
         assert await process.stop(signal.SIGTERM) == 0

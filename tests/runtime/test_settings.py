@@ -138,6 +138,7 @@ FULL = {
     "TENUTO_SANDBOX_VOLUMES": "/srv/a:/mnt/a,/srv/b:/mnt/b:ro",
     "TENUTO_SANDBOX_IMAGES": "python:3.12-slim,busybox:latest",
     "TENUTO_SANDBOX_PULL": "missing",
+    "TENUTO_SECRETS_KEY": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
     "TENUTO_SANDBOX_COLD_START_S": "0.25",
     "TENUTO_SANDBOX_SPARES": "7",
     "TENUTO_SANDBOX_IDLE_S": "90.0",
@@ -146,6 +147,7 @@ FULL = {
     "TENUTO_NODES": "2",
     "TENUTO_WORKERS": "3",
     "TENUTO_RETENTION_DAYS": "7.5",
+    "TENUTO_PRICES": "/etc/tenuto/prices.json",
     "TENUTO_NODE_ID": "node-7",
     "TENUTO_LOG_LEVEL": "debug",
 }

@@ -23,6 +23,11 @@ def sleeper(seconds: float) -> dict:
     return {**ECHO, "name": "wait", "command": ["sleep", str(seconds)]}
 
 
+async def usage_of(client: tenuto.AsyncClient, session_id: str) -> dict:
+    rows = (await client.get("/v1/usage", {"group_by": "session"}))["data"]
+    return next(row for row in rows if row["id"] == session_id)
+
+
 async def test_a_tool_call_runs_in_the_sandbox_and_its_result_reaches_the_model(client):
     session = await client.sessions.create(tools=[ECHO], limits={"max_think_tokens": 60}, seed=1)
     turn = await session.run("Say tide.", tool_choice="required", max_tool_rounds=1)
@@ -32,6 +37,13 @@ async def test_a_tool_call_runs_in_the_sandbox_and_its_result_reaches_the_model(
     checkpoints = await session.checkpoints()
     assert len(checkpoints) == 4
     assert checkpoints[-1]["tokens"] == len(await session.token_ids())
+    used = await usage_of(client, session.id)
+    thinks = [step["output"] for step in await session.steps() if step["kind"] == "think"]
+    assert (used["steps"], used["unknown_steps"]) == (4, 0)
+    assert used["sampled_tokens"] == sum(think["sampled"] for think in thinks)
+    for source in ("device", "host", "nvme", "shared", "recomputed", "computed"):
+        assert used[source] == sum(think["kv"][source] for think in thinks)
+    assert min(used["engine_s"], used["sandbox_s"], used["tool_s"]) > 0
     await session.cancel()
 
 
@@ -67,6 +79,7 @@ async def test_the_kv_policy_decides_where_the_next_think_finds_its_pages(client
         assert source["recomputed"] == 0
         moved = [event.data for event in turn.events if event.type == "kv.offloaded"]
         assert moved[-1]["tier"] == place
+        assert (await usage_of(client, session.id))[f"{place}_byte_hours"] > 0
         assert {"kv.restored", "kv.prefetched"} & kinds
     elif place == "recomputed":
         assert source["recomputed"] > 150

@@ -61,6 +61,10 @@ class AsyncClient:
             self._http.build_request("POST", path, json=body or {}, headers=_wire.post_headers(key))
         )
 
+    async def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One PATCH, retried as GET is."""
+        return await self._send(self._http.build_request("PATCH", path, json=body))
+
     async def post_bytes(self, path: str, body: bytes, *, key: str | None = None) -> dict[str, Any]:
         """One POST of bytes, retried as `post` is."""
         headers = {**_wire.post_headers(key), **_wire.BYTES}
@@ -166,7 +170,7 @@ class AsyncSessions:
         *,
         model: str = "",
         system: str | None = None,
-        tools: Sequence[str | Mapping[str, Any]] = (),
+        tools: Sequence[str | Mapping[str, Any]] | None = None,
         files: Mapping[str, str] | None = None,
         limits: Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
@@ -178,6 +182,8 @@ class AsyncSessions:
         context_policy: str | None = None,
         egress: Sequence[str] = (),
         image: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """Create a session.
@@ -185,7 +191,7 @@ class AsyncSessions:
         `tools`: names of built-in ones, or tools of your own; `files`: its first workspace; `approvals`: tools whose
         calls wait for a person; `budget`: what it may use in all; `on_busy`: what a message does that comes while it
         works; `context_policy`: what gives way in a full context; `egress`: hosts that its sandbox may reach;
-        `image`: what its sandbox is made of.
+        `image`: what its sandbox is made of; `agent`: a name, or `name@3`, which says whatever is not said here.
         """
         more: dict[str, Any] = {
             "approvals": approvals,
@@ -193,6 +199,8 @@ class AsyncSessions:
             "on_busy": on_busy,
             "context_policy": context_policy,
             "image": image,
+            "agent": agent,
+            "metadata": metadata,
         }
         more["egress"] = list(egress) or None
         body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed, **more)

@@ -166,7 +166,7 @@ def refusal(response: httpx.Response) -> APIError:
 def session_body(
     model: str,
     system: str | None,
-    tools: Sequence[str | Mapping[str, Any]],
+    tools: Sequence[str | Mapping[str, Any]] | None,
     files: Mapping[str, str] | None,
     limits: Mapping[str, Any] | None,
     sampling: Mapping[str, Any] | None,
@@ -175,12 +175,18 @@ def session_body(
     **more: Any,
 ) -> dict[str, Any]:
     """The body that makes a session: what was not given is left to the server."""
-    given = {"system": system, "files": files, "limits": limits, "sampling": sampling, "kv": kv, "seed": seed, **more}
-    return {
-        "model": model,
-        "tools": list(tools),
-        **{name: value for name, value in given.items() if value is not None},
+    given = {
+        "model": model or None,
+        "tools": None if tools is None else list(tools),
+        "system": system,
+        "files": files,
+        "limits": limits,
+        "sampling": sampling,
+        "kv": kv,
+        "seed": seed,
+        **more,
     }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def message_body(content: str, tool_choice: str, max_tool_rounds: int, on_busy: str | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from engine.tokens import PublishedChat, load_chat_format, publish_chat
 from runtime.api import make_app
 from runtime.embedded import PostgresServer
+from runtime.home import make_secrets_key
 from runtime.settings import Settings
 from runtime.store import Database, chats, fleet
 from sandbox.bubblewrap import why_not
@@ -40,6 +41,7 @@ async def app(dsn: str, temporal_address: str, model_path: Path, tmp_path: Path)
         },
     )
     settings.admin_key_path.write_text(KEY)
+    make_secrets_key(settings.secrets_key_path)
     published = published_chat(model_path)
     async with Database(dsn) as db:
         await chats.publish(db, published.digest, published.data)

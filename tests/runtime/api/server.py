@@ -18,6 +18,7 @@ import asyncpg
 import httpx
 
 from runtime.embedded import PostgresServer
+from runtime.home import make_secrets_key
 from runtime.settings import Settings
 from runtime.store import Database, chats, fleet
 from tests.conftest import dsn_of
@@ -52,6 +53,7 @@ def api_process(postgres: PostgresServer, temporal_address: str, model_path: Pat
             "TENUTO_API_PORT": str(port),
         }
         (Path(home) / "admin.key").write_text(KEY)
+        make_secrets_key(Path(home) / "secrets.key")
         asyncio.run(_prepare(postgres, dsn, model_path))
         environment = {**Settings.load({}, given).environment(), "PYTHONPATH": ":".join(sys.path)}
         process = subprocess.Popen([sys.executable, "-m", "runtime.api"], env=environment)

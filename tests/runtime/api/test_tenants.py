@@ -21,6 +21,8 @@ async def test_each_tenant_has_a_salt_of_its_own(client: httpx.AsyncClient, app:
     salts = {row["salt"] for row in await db.fetch("SELECT salt FROM tenants")}
     assert {len(salt) for salt in salts} == {32}
     assert len(salts) == 3
+    again = [await client.post(PATH, json={"id": "new"}, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert [one.status_code for one in again] == [201, 201]
     twice = await client.post(PATH, json={"id": "acme"})
     assert (twice.status_code, twice.json()["error"]["code"]) == (409, "tenant_exists")
 
@@ -32,6 +34,7 @@ async def test_tenants_are_listed_by_name_with_a_cursor(client: httpx.AsyncClien
     assert ([one["id"] for one in page["data"]], page["has_more"]) == (["a", "b"], True)
     rest = (await client.get(PATH, params={"after": page["last_id"]})).json()
     assert [one["id"] for one in rest["data"]] == ["c", "default"]
+    assert (await client.get(PATH, params={"after": "none"})).status_code == 400
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "a" * 64, "a/b", "\u00e4", "a\n", None, 5])
@@ -56,7 +59,13 @@ async def test_a_quota_that_is_not_named_stays_as_it_is(client: httpx.AsyncClien
     await client.post(PATH, json={"id": "acme", "quotas": {"sandboxes": 2, "open_sessions": 5}})
     changed = (await client.patch(f"{PATH}/acme", json={"quotas": {"sandboxes": None, "disk_bytes": 7}})).json()
     assert changed["quotas"] == {"open_sessions": 5, "tokens_per_day": None, "disk_bytes": 7, "sandboxes": None}
-    for quotas in ({"sandboxes": 0}, {"open_sessions": -1}, {"disk_bytes": 2**53}, {"coins": 1}):
+    for quotas in (
+        {"sandboxes": 0},
+        {"open_sessions": -1},
+        {"disk_bytes": 2**53},
+        {"coins": 1},
+        {"open_sessions": False},
+    ):
         assert (await client.patch(f"{PATH}/acme", json={"quotas": quotas})).status_code == 400
     assert (await client.patch(f"{PATH}/none", json={"quotas": {}})).status_code == 404
 

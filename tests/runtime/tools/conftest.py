@@ -17,13 +17,16 @@ import pytest_asyncio
 from engine import EngineGone, ModelCard
 from engine.tokens import load_chat_format
 from runtime.config import SessionConfig
+from runtime.sealing import Sealer
 from runtime.steps import checkpoints, inputs, tooling
 from runtime.steps.blob_lock import BlobLock
 from runtime.steps.resting import usual_spec
 from runtime.steps.services import Services
+from runtime.steps.unsealing import Opened
 from runtime.store import Database, fleet, sandboxes, sessions, steps
 from runtime.store.values import Owner
 from runtime.tools.egress import Egress
+from runtime.tools.redacting import Redactor
 from sandbox import BlobStore, Budget, Driver, Handle, Pool, Sandbox, Volume
 from sandbox.allow import parse_allow
 from sandbox.bubblewrap import BubblewrapDriver, why_not
@@ -58,9 +61,16 @@ class Node:
         self.services = services
         self.db = services.db
         self.tokens = map(str, itertools.count())
+        self.values = Opened(services.sealer, fleet.DEFAULT_TENANT)
 
     def allowing(self, allow: str) -> Node:
         return Node(dataclasses.replace(self.services, egress=Egress(parse_allow(allow))))
+
+    def hiding(self, *values: str) -> Node:
+        """Whose thinks keep these out of the record, as a real think does."""
+        hiding = Node(self.services)
+        hiding.values = Opened(self.services.sealer, fleet.DEFAULT_TENANT, redactor=Redactor(values))
+        return hiding
 
     def again(self) -> Node:
         """Another node that takes over, with nothing in its memory."""
@@ -92,7 +102,8 @@ class Node:
         attempt = await steps.begin(self.db, owner, step, "think", Move.THINK, token=next(self.tokens))
         before = await steps.transcript(self.db, owner.session_id, step)
         root, tail = await checkpoints.last(self.services.db, owner.session_id)
-        output = {"outcome": "tools", "calls": [{"name": name, "arguments": dict(given)} for name, given in calls]}
+        said = [{"name": name, "arguments": dict(given)} for name, given in calls]
+        output = {"outcome": "tools", "calls": self.values.hide(said)}
         made = checkpoints.carried(self.services.engine.card, before, root, tail)
         await steps.complete(self.db, owner, attempt, segments=[], output=output, checkpoint=made)
 
@@ -155,7 +166,11 @@ async def node(db: Database, driver: Driver, model_path: Path, tmp_path: Path) -
     engine: Any = NoEngine()
     pool = Pool(driver, usual_spec((LIBRARIES,)), Budget(most=0))
     lock = BlobLock(tmp_path / "blobs.lock")
-    return Node(Services("n", "boot", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock, pool))
+    return Node(
+        Services(
+            "n", "boot", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock, pool, sealer=Sealer(bytes(32))
+        )
+    )
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from runtime.steps.calls import rounds
 from runtime.store.ledger import Call
 from runtime.tools.catalog import Catalog
 from runtime.tools.kinds import shown
-from runtime.tools.outcome import as_text, capped, without_secrets
+from runtime.tools.outcome import as_text, capped
+from runtime.tools.redacting import Redactor
 
 COMMAND = {"name": "do", "description": "d", "command": ["true"]}
 HTTP = {"type": "http", "name": "ask", "description": "d", "url": "https://example.org/x"}
@@ -87,7 +88,7 @@ def test_views_show_which_secrets_there_are_and_none_of_them() -> None:
 
 def test_secrets_are_taken_out_with_their_scheme_and_without_it() -> None:
     secrets = ["Bearer abcdefgh", "ab"]
-    assert without_secrets(b"Bearer abcdefgh, abcdefgh, ab", secrets) == b"***, ***, ab"
+    assert Redactor(secrets).of_bytes(b"Bearer abcdefgh, abcdefgh, ab") == b"***, ***, ab"
 
 
 @pytest.mark.parametrize(

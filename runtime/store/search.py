@@ -1,0 +1,96 @@
+"""Sessions of every tenant, found by what an operator knows of them; and the installation at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from runtime.errors import InvalidRequest
+from runtime.store.database import Database
+from runtime.store.usage import SOURCES
+
+Order = Literal["newest", "oldest"]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """All of it holds; None is any. `tier`: where the session's KV was last seen; `text`: a part of its id."""
+
+    states: Sequence[str] | None = None
+    tenant_id: str | None = None
+    node_id: str | None = None
+    model: str | None = None
+    older_than_s: float | None = None
+    tier: str | None = None
+    text: str | None = None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        states = None if self.states is None else list(self.states)
+        return (states, self.tenant_id, self.node_id, self.model, self.older_than_s, self.tier, self.text)
+
+
+_MATCHES: Final = """
+FROM sessions s LEFT JOIN kv_residency k USING (session_id)
+WHERE ($1::text[] IS NULL OR s.state = ANY($1)) AND ($2::text IS NULL OR s.tenant_id = $2)
+    AND ($3::text IS NULL OR s.node_id = $3) AND ($4::text IS NULL OR s.config ->> 'model' = $4)
+    AND ($5::float8 IS NULL OR s.created_at < now() - make_interval(secs => $5))
+    AND ($6::text IS NULL OR coalesce(k.tier, 'none') = $6) AND ($7::text IS NULL OR strpos(s.session_id, $7) > 0)
+"""
+_OPEN: Final = "s.state NOT IN ('cancelling', 'cancelled', 'completed')"
+
+
+async def sessions(
+    db: Database, wanted: Filter, order: Order, after: str | None, limit: int
+) -> Sequence[Mapping[str, Any]]:
+    """By the time of their creation. Raises InvalidRequest where `after` is no session."""
+    if after is not None and not await db.fetchrow("SELECT true FROM sessions WHERE session_id = $1", after):
+        raise InvalidRequest(f"after is {after!r}, which is no session; use the last_id of a page", param="after")
+    than, way = ("<", "DESC") if order == "newest" else (">", "ASC")
+    rows = await db.fetch(
+        "SELECT s.session_id, s.tenant_id, s.state, s.waiting_for, s.ending, s.config ->> 'model' AS model, s.node_id,"
+        " coalesce(k.tier, 'none') AS tier, s.epoch, s.spent_tokens, s.spent_steps, s.error, s.created_at, s.updated_at"
+        f" {_MATCHES} AND ($8::text IS NULL OR (s.created_at, s.session_id) {than}"
+        " (SELECT created_at, session_id FROM sessions WHERE session_id = $8))"
+        f" ORDER BY s.created_at {way}, s.session_id {way} LIMIT $9",
+        *wanted.values,
+        after,
+        limit,
+    )
+    return [dict(row) for row in rows]
+
+
+async def open_ones(db: Database, wanted: Filter, limit: int) -> list[str]:
+    """Those that can be cancelled, oldest first."""
+    rows = await db.fetch(
+        f"SELECT s.session_id {_MATCHES} AND {_OPEN} ORDER BY s.created_at, s.session_id LIMIT $8",
+        *wanted.values,
+        limit,
+    )
+    return [row["session_id"] for row in rows]
+
+
+async def tenants_of(db: Database, ids: Sequence[str]) -> dict[str, str]:
+    """Of the sessions that there are."""
+    rows = await db.fetch("SELECT session_id, tenant_id FROM sessions WHERE session_id = ANY($1)", list(ids))
+    return {row["session_id"]: row["tenant_id"] for row in rows}
+
+
+async def overview(db: Database) -> dict[str, Any]:
+    """Sessions by state, what is open and alive, and today's tokens (UTC); of thinks whose account is known."""
+    states = await db.fetch("SELECT state, count(*) AS found FROM sessions GROUP BY state ORDER BY state")
+    row = await db.fetchrow(
+        "SELECT (SELECT count(*) FROM questions WHERE state = 'open') AS questions_open,"
+        " (SELECT count(*) FROM sandboxes WHERE state = 'live') AS sandboxes_live,"
+        " (SELECT count(*) FROM messages m JOIN sessions s USING (session_id) WHERE m.state = 'accepted'"
+        f" AND {_OPEN}) AS messages_waiting"
+    )
+    tokens = await db.fetchrow(
+        f"SELECT coalesce(sum(sampled), 0)::bigint AS sampled,"
+        f" {', '.join(f'coalesce(sum({source}), 0)::bigint AS {source}' for source in SOURCES)}"
+        " FROM usage WHERE settled_at >= date_trunc('day', now(), 'UTC')"
+    )
+    assert row is not None
+    assert tokens is not None
+    return {"sessions": {one["state"]: one["found"] for one in states}, **row, "tokens_today": dict(tokens)}
