@@ -21,7 +21,9 @@ from temporalio.service import RPCError
 from engine.tokens import load_chat_format, publish_chat
 from runtime.api import make_app
 from runtime.engines import EngineLink
+from runtime.home import make_secrets_key
 from runtime.node import serving
+from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.steps.blob_lock import BlobLock
 from runtime.steps.resting import usual_spec
@@ -74,10 +76,12 @@ async def open_house(dsn: str, temporal: str, home: Path, node_home: Path) -> As
         },
     )
     settings.admin_key_path.write_text(KEY)
+    make_secrets_key(settings.secrets_key_path)
     share_native(node_home)
     model = write_tiny(node_home / "tiny.gguf", llama__context_length=8192)
     tokenizer, chat = load_chat_format(model)
     driver = await BubblewrapDriver.open(node_home, home / "run")
+    sealer = Sealer(settings.secrets_key_bytes)
     pool = Pool(driver, usual_spec((LIBRARIES,)), Budget(most=0))
     blobs, lock = BlobStore(settings.blobs_dir), BlobLock(settings.blobs_lock_path)
     app = make_app(settings)
@@ -87,7 +91,9 @@ async def open_house(dsn: str, temporal: str, home: Path, node_home: Path) -> As
         EngineLink(str(process.socket)) as engine,
     ):
         await engine.ready(timeout_s=60)
-        services = Services("n", "b", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock, pool)
+        services = Services(
+            "n", "b", db, engine, tokenizer, chat, driver, blobs, (LIBRARIES,), lock, pool, sealer=sealer
+        )
         described = {"backend": "bubblewrap", "isolation": driver.isolation, "limits": {}, "notes": [], "pool": {}}
         published = publish_chat(tokenizer, chat)
         await chats.publish(db, published.digest, published.data)
