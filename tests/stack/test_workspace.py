@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 
@@ -39,7 +40,7 @@ async def test_what_the_command_line_does_to_a_session_is_what_the_readme_says(c
     def tenuto(*words: str, given: str = "", status: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "runtime.cli", *words],
-            env={**stack.settings.environment(), "TENUTO_API_URL": stack.api_url, "TENUTO_API_KEY": stack.api_key},
+            env={**os.environ, "TENUTO_API_URL": stack.api_url, "TENUTO_API_KEY": stack.api_key},
             input=given,
             capture_output=True,
             text=True,

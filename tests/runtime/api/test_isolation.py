@@ -16,13 +16,23 @@ from tests.runtime.api.test_keys import bearer, make
 
 MARK = "hunter22"  # stands in everything that the other tenant wrote
 # What a path's parameters name, all of it the other tenant's. A route with a new one belongs here before it is merged.
-THINGS: dict[str, Any] = {"session_id": "", "question_id": "", "step": 3, "call": 0}
+THINGS: dict[str, Any] = {
+    "session_id": "",
+    "question_id": "",
+    "step": 3,
+    "call": 0,
+    "path": "a.txt",
+    "change_id": "cmd_write",
+    "exec_id": "cmd_exec",
+    "intent": "pin",
+}
 # What is nobody's own: models are the installation's, for every tenant.
 SHARED = {"model"}
 # Routes that need more than an empty body to get as far as looking for the thing.
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/sessions/{session_id}/events": {"content": "hi"},
     "/v1/sessions/{session_id}/rewind": {"step": 1},
+    "/v1/sessions/{session_id}/sandbox/exec": {"command": "true"},
     "/v1/approvals/{question_id}": {"decision": "approve"},
 }
 # Query parameters that name a thing, where one could look through them at what is the other tenant's.
@@ -45,7 +55,7 @@ async def two(client: httpx.AsyncClient, app: FastAPI) -> Two:
     for name in ("acme", "stranger"):
         await client.post("/v1/admin/tenants", json={"id": name})
         keys[name] = bearer((await make(client, tenant=name))["key"])
-    session = await client.post("/v1/sessions", json={"system": MARK}, headers=keys["acme"])
+    session = await client.post("/v1/sessions", json={"system": MARK, "files": {"a.txt": MARK}}, headers=keys["acme"])
     things = {**THINGS, "session_id": session.json()["id"], "question_id": "qst_1"}
     await _fill(app.state.db, things)
     await client.post(f"/v1/sessions/{things['session_id']}/events", json={"content": MARK}, headers=keys["acme"])
@@ -76,6 +86,15 @@ async def _fill(db: Database, things: dict[str, Any]) -> None:
         things["question_id"],
         {"name": MARK},
     )
+    for command_id, verb in ((things["change_id"], "write"), (things["exec_id"], "exec")):
+        await db.execute(
+            "INSERT INTO commands (command_id, tenant_id, session_id, verb, argument, state, result, output)"
+            " VALUES ($1, 'acme', $2, $3, '{}', 'done', '{\"step\": 1}', $4)",
+            command_id,
+            things["session_id"],
+            verb,
+            MARK.encode(),
+        )
     await db.execute(
         "INSERT INTO usage (session_id, step_no, attempt_no, tenant_id, model, kind, sampled, tool_ms)"
         f" VALUES ($1, $2, 1, 'acme', '{MARK}', 'tool', 1, 1)",
@@ -101,9 +120,10 @@ def body_of(app: FastAPI, route: RouteContext, method: str) -> dict[str, Any] | 
     if route.path in BODIES:
         return BODIES[route.path]
     described = app.openapi()["paths"][route.path_format][method.lower()].get("requestBody")
-    if described is None:
+    if described is None or "application/json" not in described["content"]:
         return None
     schema = described["content"]["application/json"]["schema"]
+    schema = next((one for one in schema.get("anyOf", ()) if "$ref" in one), schema)
     shape = app.openapi()["components"]["schemas"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     return dict((shape.get("examples") or [{}])[0])
 
