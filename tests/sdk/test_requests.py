@@ -21,7 +21,6 @@ def test_a_request_carries_the_key_and_what_was_given(client, server) -> None:
     assert (seen.method, seen.path) == ("POST", "/v1/sessions")
     assert seen.headers["authorization"] == "Bearer tk_test"
     assert json.loads(seen.body) == {
-        "model": "",
         "system": "Be brief.",
         "tools": ["python"],
         "seed": 0,
