@@ -32,7 +32,7 @@ WITHIN_S: Final = 600.0
 _TAR: Final = {
     "requestBody": {
         "required": True,
-        "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
 
