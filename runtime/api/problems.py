@@ -132,7 +132,7 @@ def describe(errors: Sequence[Any]) -> tuple[str | None, str]:
     first = errors[0]
     if first["type"] == "json_invalid":
         return None, f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
     if first["type"] == "extra_forbidden":
         return where, f"{where}: there is no such field"
     message = str(first["msg"]).removeprefix("Value error, ")
