@@ -226,7 +226,7 @@ def _aead(secret: bytes) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
-        raise TierConfigError("encrypted tiers need `pip install tenuto-server[crypto]`") from error
+        raise TierConfigError("encrypted tiers need the package `cryptography`") from error
     try:
         return AESGCM(secret)
     except ValueError as error:

@@ -18,7 +18,6 @@ from typing import IO, Any, Self
 
 from . import snapshots
 from .agent.workspace import MODES
-from .blobs import BlobStore
 from .errors import BadPath, SandboxUsageError
 from .spec import MAX_FILES
 
@@ -56,7 +55,7 @@ class _Strict(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from None
 
 
-def seed_tar(data: bytes, store: BlobStore, limit_bytes: int = 256 << 20) -> str:
+def seed_tar(data: bytes, store: snapshots.Sink, limit_bytes: int = 256 << 20) -> str:
     """The root hash of a workspace with the archive's files (plain, gzip, bzip2 or xz). Blocking.
 
     Raises BadPath for a hostile member and SandboxUsageError for a broken or too large archive, before anything is

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from .agent.content import SPARSE_FROM, WINDOW, filled_pages, run_head
-from .blobs import BlobStore
 from .changes import Tree, changes
 from .errors import BadPath, BlobCorrupt
 
 __all__ = [
+    "Sink",
     "Source",
     "Tree",
     "changes",
@@ -74,6 +74,12 @@ def pack(tree: Tree) -> tuple[str, dict[str, bytes]]:
         digests[id(folder)] = hashlib.sha256(blob).hexdigest()
         blobs.setdefault(digests[id(folder)], blob)
     return digests[id(tree)], blobs
+
+
+class Sink(Protocol):
+    """Takes blobs, in this order."""
+
+    def put_many(self, blobs: Iterable[bytes]) -> object: ...
 
 
 class Source(Protocol):
@@ -176,7 +182,7 @@ def check_name(name: str) -> None:
         raise BadPath(f"{name!r} cannot be a file's name")
 
 
-def seed(contents: Mapping[str, bytes], store: BlobStore) -> str:
+def seed(contents: Mapping[str, bytes], store: Sink) -> str:
     """The root hash of a workspace with these files; paths are relative, parents are made. Blobs go to the store.
 
     Raises BadPath, before anything is written, as `plan` does.

@@ -23,6 +23,7 @@ from runtime.archives import FIRST, FORMAT, LAST
 from runtime.errors import Conflict, Unavailable
 from runtime.store import Database, exports
 from runtime.store.exports import Part
+from runtime.tools.kinds import names_a_secret
 from sandbox import BlobCorrupt, snapshots
 from workflows.states import TERMINAL
 
@@ -83,6 +84,10 @@ class _Record:
                 found.parts[part.name] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 (sent later)
 
         def take(part: Part, row: dict[str, Any]) -> None:
+            if part.name == "steps.jsonl":
+                for call in (row["output"] or {}).get("calls") or []:
+                    if isinstance(call, dict):
+                        call.pop("sealed", None)  # arguments that told a secret
             if part.name == "transcript.jsonl":
                 row["text"] = text.decode(row["token_ids"])
             elif part.name == "checkpoints.jsonl":
@@ -129,16 +134,20 @@ async def _described(db: Database, row: Mapping[str, Any], kept: str) -> dict[st
 
 
 def without_secrets(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The configuration without values of headers and environments, and the places of those."""
+    """The configuration without values of headers and environments, and the places of those. Names of secrets stay."""
     missing: list[str] = []
 
     def cleared(tool: Any, place: str) -> Any:
         if not isinstance(tool, dict):
             return tool
         here = f"{place}.{tool.get('name')}"
-        kept = {name: value for name, value in tool.items() if name not in ("env", "headers")}
+        kept = dict(tool)
         for kind in ("env", "headers"):
-            missing.extend(f"{here}.{kind}.{name}" for name in tool.get(kind) or {})
+            values = tool.get(kind) or {}
+            kept[kind] = {name: value for name, value in values.items() if names_a_secret(value)}
+            missing.extend(f"{here}.{kind}.{name}" for name in values if name not in kept[kind])
+            if not kept[kind]:
+                del kept[kind]
         if isinstance(tool.get("tools"), list):
             kept["tools"] = [cleared(one, f"{here}.tools") for one in tool["tools"]]
         return kept

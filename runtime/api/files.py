@@ -137,14 +137,20 @@ async def diff(
     request: Request,
     db: Db,
     tenant: Tenant,
-    before: Annotated[int, Query(alias="from", ge=1, lt=2**31, description="The step whose checkpoint was before.")],
+    before: Annotated[
+        int | None, Query(alias="from", ge=1, lt=2**31, description="The step that was before; its first checkpoint.")
+    ] = None,
     to: Annotated[int | None, Query(ge=1, lt=2**31, description="The step to compare with; now by default.")] = None,
     limit: Limit = 1000,
     after: Annotated[str, Query(max_length=MAX_PATH, description="The `last_id` of the page before.")] = "",
 ) -> Page[Change]:
     """What was added, removed and changed in the workspace between two checkpoints, in the order of the paths."""
     row = await views.owned(db, tenant, session_id)
-    roots = {"from": await root_at(db, row, before), "to": await root_at(db, row, to)}
+    new = await root_at(db, row, to)
+    old = await root_at(db, row, before) if before else await checkpoints.first(db, session_id)
+    if new is None:
+        return page_of([], False)  # it has the files that it was made with
+    roots = {"from": old, "to": new}
     found, _ = await of_workspace(request, db, tenant, row, "diff", roots)
     rest = [Change(id=one["path"], **one) for one in found["data"] if one["path"] > after]
     return page_of(rest[:limit], len(rest) > limit)

@@ -17,6 +17,7 @@ from runtime.api.documented import Shape, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.models import checked_model, ensure_image, ensure_reachable, ensure_tools_work
+from runtime.api.sealed import ensure_secrets
 from runtime.archives import FIRST, MAX_SESSION_BYTES
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest, Unavailable
@@ -31,7 +32,7 @@ WITHIN_S: Final = 600.0
 _TAR: Final = {
     "requestBody": {
         "required": True,
-        "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
 
@@ -77,6 +78,7 @@ async def import_session(request: Request, db: Db, tenant: Tenant) -> Imported:
         digest, config = await _keep(request, db, tenant, parts)
         before = await made_before(request, db, tenant, digest=digest)
         served = await checked_model(db, config.model)
+        await ensure_secrets(db, tenant, config)
         await ensure_image(request, db, config)
         await ensure_tools_work(config)
         ensure_reachable(request, config)

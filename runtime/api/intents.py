@@ -80,11 +80,11 @@ async def intend(
 ) -> Receipt:
     """Say where the session's pages should be: keep them on the device (`pin`), copy them to a tier (`offload`), bring
     them back (`prefetch`), stop keeping them (`release`). A hint with a receipt: tokens are the same in any case."""
+    row = await views.owned(db, tenant, session_id)
     asked = body or IntentIn()
     for field, takes in _TAKES.items():
         if getattr(asked, field) is not None and intent != takes:
             raise InvalidRequest(f"{field}: only {takes} takes it, not {intent}", param=field)
-    row = await views.owned(db, tenant, session_id)
     errand_id = await made_before(request, db, tenant) or await id_for(request, db, tenant, "kvi")
     if row["state"] == "created" or row["node_id"] is None:
         return Receipt(id=errand_id, session_id=session_id, intent=intent, epoch=row["epoch"], **_NOTHING)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from runtime import workspaces
@@ -24,6 +25,7 @@ from runtime.store.values import Attempt, Event, Owner, Session
 from sandbox import (
     BlobCorrupt,
     BlobMissing,
+    BlobStore,
     OperationFailed,
     Result,
     Sandbox,
@@ -71,22 +73,41 @@ async def _one(s: Services, owner: Owner, session: Session, asked: Asked) -> Non
     await work(s, owner, Attempt(session, step_no, 1, 0, (), None), asked, config)
 
 
-async def _workspace(s: Services, owner: Owner, config: SessionConfig) -> str:
-    """As the last checkpoint has it; before the first, the session's files. The lock of the blobs is held."""
-    root, _ = await checkpoints.last(s.db, owner.session_id)
-    files = {name: text.encode() for name, text in config.files.items()}
-    return root or await asyncio.to_thread(snapshots.seed, files, s.blobs)
+class _Overlay:
+    """A store over another one: what is put stays in memory until it is known to be wanted."""
+
+    def __init__(self, below: BlobStore) -> None:
+        self._below = below
+        self._new: dict[str, bytes] = {}
+
+    def get(self, digest: str) -> bytes:
+        return self._new[digest] if digest in self._new else self._below.get(digest)
+
+    def put_many(self, blobs: Iterable[bytes]) -> None:
+        self._new |= {hashlib.sha256(one).hexdigest(): one for one in blobs}
+
+    def keep(self, root: str) -> None:
+        """Durable when it returns: what the root needs, folders after what is in them. Blocking."""
+        wanted = snapshots.reachable(root, self)
+        self._below.put_many(data for digest, data in self._new.items() if digest in wanted)
 
 
 async def _files(s: Services, owner: Owner, attempt: Attempt, asked: Asked, config: SessionConfig) -> None:
     """Files in or out. Raises BadPath, NotFound, Conflict; SandboxUsageError for an archive that is refused."""
     box = await attached(s, owner, attempt.step_no)
+    over = _Overlay(s.blobs)
     try:
         async with s.blob_lock:
-            base = await _workspace(s, owner, config)
-            now = str(await box[1].snapshot(s.blobs)) if box else await sandboxes.left(s.db, owner.session_id, base)
-            after, told = await asyncio.to_thread(_edit, s, asked, base, now)
-            await asyncio.to_thread(_ensure_room, s, config, after)
+            base, _ = await checkpoints.last(s.db, owner.session_id)
+            base = base or await asyncio.to_thread(snapshots.seed, _contents(config), over)
+            if box is None:
+                now = await sandboxes.left(s.db, owner.session_id, base)
+            else:
+                now = str(await box[1].snapshot(s.blobs))
+                await alterations.note_root(s.db, asked, now)
+            after, told = await asyncio.to_thread(_edit, over, asked, base, now)
+            await asyncio.to_thread(_ensure_room, over, config, after)
+            await asyncio.to_thread(over.keep, after)
             if box is not None:
                 await box[1].restore(after, s.blobs, spare=True)
             await alterations.settle(s.db, owner, asked, Made(after, told), s.engine.card.fingerprint)
@@ -95,45 +116,50 @@ async def _files(s: Services, owner: Owner, attempt: Attempt, asked: Asked, conf
             await box[1].close()
 
 
-def _edit(s: Services, asked: Asked, base: str, now: str) -> tuple[str, dict[str, Any]]:
-    """The workspace after the change, in the store, and what is told of it. Blocking."""
+def _contents(config: SessionConfig) -> dict[str, bytes]:
+    return {name: text.encode() for name, text in config.files.items()}
+
+
+def _edit(over: _Overlay, asked: Asked, base: str, now: str) -> tuple[str, dict[str, Any]]:
+    """The workspace after the change, and what is told of it. Blocking."""
     work = {"write": _write, "remove": _remove, "unpack": _unpack}[asked.verb]
-    return work(s, asked, base, now)
+    return work(over, asked, base, now)
 
 
-def _write(s: Services, asked: Asked, _: str, now: str) -> tuple[str, dict[str, Any]]:
+def _write(over: _Overlay, asked: Asked, _: str, now: str) -> tuple[str, dict[str, Any]]:
     path, data = asked.argument["path"], asked.body
     kind, blob = snapshots.form(data)
-    leaf = [kind, asked.argument["mode"], s.blobs.put(blob), len(data)]
-    after = _stored(s, workspaces.edited(s.blobs, now, put={path: leaf}))
+    over.put_many([blob])
+    leaf = [kind, asked.argument["mode"], hashlib.sha256(blob).hexdigest(), len(data)]
+    after = _put(over, workspaces.edited(over, now, put={path: leaf}))
     return after, {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _remove(s: Services, asked: Asked, base: str, now: str) -> tuple[str, dict[str, Any]]:
+def _remove(over: _Overlay, asked: Asked, base: str, now: str) -> tuple[str, dict[str, Any]]:
     path = asked.argument["path"]
     try:
-        after = _stored(s, workspaces.edited(s.blobs, now, remove=path))
+        after = _put(over, workspaces.edited(over, now, remove=path))
     except NotFound:
-        workspaces.edited(s.blobs, base, remove=path)  # it is gone since: by an attempt at this that was lost
+        workspaces.edited(over, base, remove=path)  # it is gone since: by an attempt at this that was lost
         after = now
     return after, {"path": path}
 
 
-def _unpack(s: Services, asked: Asked, _: str, now: str) -> tuple[str, dict[str, Any]]:
-    over = seed_tar(asked.body, s.blobs)
-    files, size = workspaces.size_bytes(s.blobs, over)
-    return _stored(s, workspaces.overlaid(s.blobs, now, over)), {"files": files, "size": size}
+def _unpack(over: _Overlay, asked: Asked, _: str, now: str) -> tuple[str, dict[str, Any]]:
+    came = seed_tar(asked.body, over)
+    files, size = workspaces.size_bytes(over, came)
+    return _put(over, workspaces.overlaid(over, now, came)), {"files": files, "size": size}
 
 
-def _stored(s: Services, edited: tuple[str, dict[str, bytes]]) -> str:
+def _put(over: _Overlay, edited: tuple[str, dict[str, bytes]]) -> str:
     root, folders = edited
-    s.blobs.put_many(folders.values())
+    over.put_many(folders.values())
     return root
 
 
-def _ensure_room(s: Services, config: SessionConfig, root: str) -> None:
+def _ensure_room(over: _Overlay, config: SessionConfig, root: str) -> None:
     """Raises Conflict where the session's limits do not allow so much."""
-    files, size = workspaces.size_bytes(s.blobs, root)
+    files, size = workspaces.size_bytes(over, root)
     most = config.limits.workspace_bytes
     if size > most or files > MAX_FILES:
         raise Conflict(
@@ -146,7 +172,10 @@ def _ensure_room(s: Services, config: SessionConfig, root: str) -> None:
 async def _exec(s: Services, owner: Owner, attempt: Attempt, asked: Asked, config: SessionConfig) -> None:
     """Run a command, or find what became of it. Raises SandboxLost, after which it is not run again."""
     async with s.blob_lock:
-        base = await _workspace(s, owner, config)
+        base, _ = await checkpoints.last(s.db, owner.session_id)
+        if not base:
+            base = await asyncio.to_thread(snapshots.seed, _contents(config), s.blobs)
+            await alterations.note_root(s.db, asked, base)
         sandbox_id, sandbox = await open_box(s, owner, attempt, config, base)
     way_out = WayOut(s, owner, attempt.step_no, config)
     try:

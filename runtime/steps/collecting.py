@@ -18,6 +18,7 @@ _ROOTS = (
     " UNION SELECT snapshot_before FROM tool_calls JOIN sessions s USING (session_id) WHERE {which}"
     " UNION SELECT snapshot_after FROM tool_calls JOIN sessions s USING (session_id)"
     " WHERE snapshot_after IS NOT NULL AND {which}"
+    " UNION SELECT unnest(c.roots) FROM commands c JOIN sessions s USING (session_id) WHERE {which}"
     " UNION SELECT left_root FROM sandboxes JOIN sessions s USING (session_id) WHERE left_root IS NOT NULL AND {which}"
 )
 _OPEN = "s.state NOT IN ('cancelled', 'completed') AND s.session_id <> $1"

@@ -21,6 +21,7 @@ from runtime.steps.services import Services
 from runtime.store import errands, imports
 from runtime.store.errands import Errand
 from runtime.store.imports import Imported
+from runtime.tools.kinds import SecretRef, SessionTool
 from runtime.workspaces import Answer
 from sandbox import BlobStore
 
@@ -59,6 +60,7 @@ def _checked(archive: Archive, card: ModelCard) -> tuple[Imported, set[str]]:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidRequest(f"the archive's configuration cannot be: {where}: {first['msg']}") from None
+    _ensure_no_secrets(config)
     chain = chain_of(archive)
     tokens = branch_of(archive, chain, card.vocab_size)
     if len(tokens) >= card.context_length:
@@ -84,6 +86,18 @@ def _checked(archive: Archive, card: ModelCard) -> tuple[Imported, set[str]]:
         fingerprint=card.fingerprint,
     )
     return made, blobs
+
+
+def _ensure_no_secrets(config: SessionConfig) -> None:
+    """An archive names secrets; a value that stands in it was put there by somebody else than the export."""
+    for tool in config.declared:
+        for name, value in tool.secrets.items():
+            if not isinstance(value, SecretRef):
+                raise InvalidRequest(
+                    f"the archive has a value for {tool.name}.{name}: only names of secrets may be there"
+                )
+        if isinstance(tool, SessionTool):
+            _ensure_no_secrets(config.of_child(tool))
 
 
 def _ensure_same_model(archive: Archive, card: ModelCard) -> None:

@@ -106,6 +106,15 @@ async def note_start(db: Database, owner: Owner, asked: Asked, sandbox_id: str) 
     await db.run(work)
 
 
+async def note_root(db: Database, asked: Asked, root: str) -> None:
+    """A workspace whose blobs are stored, and that no checkpoint may come to name."""
+    await db.execute(
+        "UPDATE commands SET roots = roots || $2::text WHERE command_id = $1 AND NOT $2 = ANY(roots)",
+        asked.command_id,
+        root,
+    )
+
+
 async def refuse(
     db: Database, session_id: str, command_id: str, why: str, result: Mapping[str, Any] | None = None
 ) -> None:

@@ -22,6 +22,14 @@ async def workspace(db: Database, session_id: str, step_no: int | None = None) -
     return str(row["workspace_root"]) if step_no is not None else await sandboxes.left(db, session_id, row[0])
 
 
+async def first(db: Database, session_id: str) -> str | None:
+    """The workspace at the session's first checkpoint."""
+    row = await db.fetchrow(
+        "SELECT workspace_root FROM checkpoints WHERE session_id = $1 ORDER BY step_no LIMIT 1", session_id
+    )
+    return str(row["workspace_root"]) if row else None
+
+
 async def roots(db: Database, session_id: str, limit: int, after: int) -> list[dict[str, Any]]:
     """The workspace at each checkpoint behind a step, in their order."""
     rows = await db.fetch(

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 
 from runtime.archive_shapes import CallRow, CheckpointRow, Segments, StepRow
-from runtime.store import domains, events
+from runtime.store import domains, events, quotas
 from runtime.store.database import Database
 from runtime.store.sessions import set_state
 from runtime.store.standing import progress
@@ -40,9 +40,10 @@ class Imported:
 
 async def create(db: Database, tenant_id: str, session_id: str, made: Imported, domain: str | None) -> None:
     """The session stands at its last checkpoint: at rest, or paused where there is work left. Repeated with the same
-    id: a no-op."""
+    id: a no-op. Raises Forbidden where the tenant has all the sessions, or workspaces, that it may have."""
 
     async def work(connection: asyncpg.Connection) -> None:
+        await quotas.ensure_room_for_session(connection, tenant_id, session_id, made.config)
         if domain is not None:
             await domains.ensure(connection, tenant_id, domain)
         new = await connection.fetchval(

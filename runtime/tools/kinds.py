@@ -284,7 +284,7 @@ def shown(tool: str | Mapping[str, Any]) -> str | dict[str, Any]:
     if isinstance(tool, str):
         return tool
     hidden: dict[str, Any] = {
-        part: {name: value if _names_a_secret(value) else "***" for name, value in tool[part].items()}
+        part: {name: value if names_a_secret(value) else "***" for name, value in tool[part].items()}
         for part in ("env", "headers")
         if tool.get(part)
     }
@@ -293,7 +293,8 @@ def shown(tool: str | Mapping[str, Any]) -> str | dict[str, Any]:
     return {**tool, **hidden}
 
 
-def _names_a_secret(value: Any) -> bool:
+def names_a_secret(value: Any) -> bool:
+    """Whether a value of `env` or `headers` is the name of a secret, not one itself."""
     return isinstance(value, Mapping) and "secret" in value
 
 

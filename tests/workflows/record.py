@@ -1,4 +1,5 @@
-"""Records histories of real sessions, for the tests to replay: `python -m tests.workflows.record`.
+"""Records histories of real sessions, for the tests to replay: `python -m tests.workflows.record`, or with names of
+scenes for those only.
 
 A session whose workflow code was changed must still replay what an earlier version of that code did, unless it is begun
 anew. Run this when the code was changed on purpose, and keep what it writes with the change.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import shutil
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -92,12 +94,32 @@ async def at_rest(stack: Stack, client: tenuto.AsyncClient) -> str:
     return session.id
 
 
+async def changed_from_outside(stack: Stack, client: tenuto.AsyncClient) -> str:
+    """A file before the first message, and commands between two, during one of which the node is lost."""
+    session = await client.sessions.create(limits={"max_think_tokens": 20}, seed=35)
+    await session.files.write("notes.txt", "one")
+    await session.run("One.")
+    await session.exec("cat notes.txt")
+    after = await session.position()
+    running = asyncio.create_task(session.exec("sleep 3; echo x >> ran"))
+    async for event in session.stream(after):
+        if event.type == "exec.started":
+            break
+    stack.kill("node")
+    assert (await running).ok
+    await session.run("Two.")
+    await session.cancel()
+    return session.id
+
+
 SCENES: dict[str, Callable[[Stack, tenuto.AsyncClient], Awaitable[str]]] = {
-    one.__name__: one for one in (tool_rounds, killed_node, cancelled_in_a_tool, commanded, at_rest)
+    one.__name__: one
+    for one in (tool_rounds, killed_node, cancelled_in_a_tool, commanded, at_rest, changed_from_outside)
 }
 
 
-async def record() -> None:
+async def record(*names: str) -> None:
+    """Those of these names, or all."""
     home = Path(tempfile.mkdtemp(prefix="tenuto-record-"))
     try:
         async with running_stack(demo_environment(home, TEST_MODEL), lambda _: None) as stack:
@@ -105,6 +127,8 @@ async def record() -> None:
             async with tenuto.AsyncClient(stack.api_url, stack.api_key) as client:
                 HISTORIES.mkdir(exist_ok=True)
                 for name, scene in SCENES.items():
+                    if names and name not in names:
+                        continue
                     session_id = await scene(stack, client)
                     history = await temporal.get_workflow_handle(workflow_id(session_id)).fetch_history()
                     path = HISTORIES / f"{name}.json.gz"
@@ -115,4 +139,4 @@ async def record() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(record())
+    asyncio.run(record(*sys.argv[1:]))

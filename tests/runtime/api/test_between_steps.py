@@ -164,6 +164,35 @@ async def test_while_a_call_has_begun_the_workspace_is_its_own(house):
     assert "has begun" in answer.json()["detail"]
 
 
+async def test_a_session_that_was_changed_ends_and_leaves_nothing(house):
+    session = await house.session(**TALK)
+    await turn(house, session, "hello")
+    await put(house, session)
+    await house.client.post(f"/v1/sessions/{session}/sandbox/exec", json={"command": "true"})
+    await house.client.post(f"/v1/sessions/{session}/kv/pin", json={})
+    await command(house, session, "cancel")
+    await until(house, session, "cancelled")
+    files = await house.client.get(f"/v1/sessions/{session}/sandbox/files")
+    assert (files.status_code, "went with it" in files.json()["detail"]) == (409, True)
+    assert (await house.client.post(f"/v1/sessions/{session}/kv/pin", json={})).json()["status"] == "missing"
+    gone = [await house.client.put(f"/v1/sessions/{session}/sandbox/files/a", content=b"x")]
+    gone += [await house.client.post(f"/v1/sessions/{session}/sandbox/exec", json={"command": "true"})]
+    gone += [await house.client.get(f"/v1/sessions/{session}/export")]
+    assert [one.status_code for one in gone] == [409, 409, 409]
+
+
+async def test_a_command_that_runs_ends_with_its_session(house):
+    session = await house.session()
+    path = f"/v1/sessions/{session}/sandbox/exec"
+    running = asyncio.create_task(house.client.post(path, json={"command": ["sleep", "60"]}))
+    while "exec.started" not in [one["type"] for one in await since(house, session)]:
+        await asyncio.sleep(0.02)
+    await command(house, session, "cancel")
+    answer = await running
+    assert (answer.status_code, "has ended" in answer.json()["detail"]) == (409, True)
+    await until(house, session, "cancelled")
+
+
 async def test_a_rewind_takes_a_change_back_and_a_fork_keeps_it(house):
     session = await house.session(**TALK)
     await turn(house, session, "hello")

@@ -198,3 +198,25 @@ async def test_a_workspace_over_its_limit_is_refused_and_stays_as_it_was(house):
     answer = await house.client.put(f"{files}/big", content=bytes(range(256)) * 4097)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "workspace_full")
     assert await names(house, session) == []
+
+
+async def test_no_blob_outlives_the_sessions_that_had_it(house):
+    """Also of what came across on the way: the files that it was made with, archives, sandboxes as they were."""
+    session = await house.session(files={"only-here.txt": "only here"})
+    base = f"/v1/sessions/{session}/sandbox"
+    await house.client.put(f"{base}/files/a", content=b"a of this test")
+    await house.client.post(f"{base}/exec", json={"command": "echo drift > d; (sleep 0.1; echo later > d) & true"})
+    await house.client.post(f"{base}/archive", content=tar(("x/y", b"y of this test")))
+    await house.client.post(f"{base}/archive", content=tar(("a/y", b"refused")))
+    await house.client.delete(f"{base}/files/x")
+    await house.client.post(f"/v1/sessions/{session}/cancel", json={})
+    while (await house.client.get(f"/v1/sessions/{session}")).json()["state"] != "cancelled":
+        await asyncio.sleep(0.02)
+    rows = await house.db.fetch("SELECT session_id FROM sessions WHERE state NOT IN ('cancelled', 'completed')")
+    for row in rows:
+        await house.client.post(f"/v1/sessions/{row['session_id']}/cancel", json={})
+        while (await house.client.get(f"/v1/sessions/{row['session_id']}")).json()["state"] not in ("cancelled", None):
+            if (await house.other.get(f"/v1/sessions/{row['session_id']}")).status_code == 200:
+                break
+            await asyncio.sleep(0.02)
+    assert list(house.services.blobs) == []
