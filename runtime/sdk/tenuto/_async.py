@@ -24,13 +24,39 @@ from tenuto.models import Event, Question
 
 
 class AsyncClient:
-    """A connection to a Tenuto server. Use it as an async context manager, or await `close()`."""
+    """A connection to a Tenuto server. Use it as an async context manager, or await `close()`.
 
-    def __init__(self, base_url: str | None = None, api_key: str | None = None, *, timeout_s: float = 30.0) -> None:
+    `timeout_s`: of one answer; `attempts`: at one request, while the server is away or has too much to do.
+
+    ```python
+    import asyncio
+    import tenuto
+
+    async def main() -> None:
+        async with tenuto.AsyncClient() as client:
+            async with await client.sessions.create(limits={"max_think_tokens": 16}) as session:
+                async with session.turn("Say yes.") as turn:
+                    async for event in turn:
+                        print(event.id, event.type)
+                print((await turn.result()).text)
+
+    asyncio.run(main())
+    ```
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        attempts: int = _wire.ATTEMPTS,
+    ) -> None:
         self._server = _wire.Server.find(base_url, api_key)
         self._http = httpx.AsyncClient(
             base_url=self._server.url, headers=self._server.headers, timeout=timeout_s, trust_env=False
         )
+        self._attempts = attempts
         self._claims = _turns.Claims()
         self.sessions = AsyncSessions(self)
         self.agents = AsyncAgents(self)
@@ -145,7 +171,7 @@ class AsyncClient:
         """Send, and again where the server was away: every request is safe to repeat. Raises APIError."""
         failure: Exception | None = None
         response: httpx.Response | None = None
-        for attempt in range(_wire.ATTEMPTS):
+        for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(_wire.pause(attempt - 1, response))
             try:
@@ -153,7 +179,7 @@ class AsyncClient:
             except httpx.TransportError as error:
                 failure, response = error, None
                 continue
-            if response.status_code not in _wire.RETRIED_STATUS or attempt == _wire.ATTEMPTS - 1:
+            if response.status_code not in _wire.RETRIED_STATUS or attempt == self._attempts - 1:
                 return _wire.checked(response)
         raise self._server.away(failure) from failure
 

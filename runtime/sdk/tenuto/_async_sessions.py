@@ -103,7 +103,11 @@ class AsyncSessions:
 
 
 class AsyncSession:
-    """One durable session. Its state lives on the server; this is a handle to it."""
+    """One durable session. Its state lives on the server; this is a handle to it.
+
+    As a context manager it ends the session: completed where the block ends in order and the session rests, else
+    cancelled.
+    """
 
     def __init__(
         self,

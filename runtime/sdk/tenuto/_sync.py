@@ -16,13 +16,32 @@ from tenuto.models import Event, Question
 
 
 class Client:
-    """A connection to a Tenuto server. Use it as a context manager, or call `close()`."""
+    """A connection to a Tenuto server. Use it as a context manager, or call `close()`.
 
-    def __init__(self, base_url: str | None = None, api_key: str | None = None, *, timeout_s: float = 30.0) -> None:
+    `timeout_s`: of one answer; `attempts`: at one request, while the server is away or has too much to do.
+
+    ```python
+    import tenuto
+
+    with tenuto.Client() as client:  # or tenuto.Client("http://host:8300", "tk_...")
+        print([model["id"] for model in client.models()])
+        print(len(list(client.sessions.list(state="idle"))))
+    ```
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        attempts: int = _wire.ATTEMPTS,
+    ) -> None:
         self._server = _wire.Server.find(base_url, api_key)
         self._http = httpx.Client(
             base_url=self._server.url, headers=self._server.headers, timeout=timeout_s, trust_env=False
         )
+        self._attempts = attempts
         self._claims = _turns.Claims()
         self.sessions = Sessions(self)
         self.agents = Agents(self)
@@ -59,7 +78,17 @@ class Client:
 
     def answer(self, question_id: str, decision: str, **more: Any) -> Question:
         """Answer one: approve or decline (`reason`); ran (`output`), did_not_run; result (`output`, `is_error`); raise
-        (`budget`), stop. The first answer holds; another one raises APIError (409)."""
+        (`budget`), stop. The first answer holds; another one raises APIError (409).
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client:
+            for question in client.questions():
+                if question.kind == "approval":
+                    client.answer(question.id, "decline", reason="not today")
+        ```
+        """
         body = {"decision": decision, **more}
         return Question.model_validate(self.post(f"/v1/approvals/{_wire.segment(question_id)}", body))
 
@@ -133,7 +162,7 @@ class Client:
         """Send, and again where the server was away: every request is safe to repeat. Raises APIError."""
         failure: Exception | None = None
         response: httpx.Response | None = None
-        for attempt in range(_wire.ATTEMPTS):
+        for attempt in range(self._attempts):
             if attempt:
                 time.sleep(_wire.pause(attempt - 1, response))
             try:
@@ -141,7 +170,7 @@ class Client:
             except httpx.TransportError as error:
                 failure, response = error, None
                 continue
-            if response.status_code not in _wire.RETRIED_STATUS or attempt == _wire.ATTEMPTS - 1:
+            if response.status_code not in _wire.RETRIED_STATUS or attempt == self._attempts - 1:
                 return _wire.checked(response)
         raise self._server.away(failure) from failure
 

@@ -54,6 +54,21 @@ class Sessions:
         `on_busy`: what a message does that comes while it works; `context_policy`: what gives way in a full context;
         `egress`: hosts that its sandbox may reach; `image`: what its sandbox is made of; `agent`: a name, or `name@3`,
         which says whatever is not said here. Of functions, only those given here run, not those an agent names.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client:
+            session = client.sessions.create(
+                system="You are brief.",
+                tools=["bash"],
+                files={"notes.txt": "tide at six"},
+                limits={"max_think_tokens": 16},
+                metadata={"team": "blue"},
+            )
+            print(session.info().state)  # created
+            session.cancel()
+        ```
         """
         more: dict[str, Any] = {
             "approvals": approvals,
@@ -102,7 +117,11 @@ class Sessions:
 
 
 class Session:
-    """One durable session. Its state lives on the server; this is a handle to it."""
+    """One durable session. Its state lives on the server; this is a handle to it.
+
+    As a context manager it ends the session: completed where the block ends in order and the session rests, else
+    cancelled.
+    """
 
     def __init__(
         self,
@@ -158,6 +177,17 @@ class Session:
         """Follow the session's events from a position on until it ends. Reconnects by itself and misses nothing.
 
         `watch` is called whenever the server says anything, every few seconds at least; what it raises ends the stream.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            session.send("Say yes.")
+            for event in session.stream():  # from the beginning; stream(after=event.id) goes on behind an event
+                print(event.id, event.type)
+                if event.type == "session.idle":
+                    break
+        ```
         """
         return self._client.stream(f"{self._path}/events/stream", after, watch)
 
@@ -174,6 +204,20 @@ class Session:
 
         Calls of the session's functions run meanwhile, several at once. `approve` is asked of each call that waits for
         a person's word, with the Question, and gives True, False or `("decline", reason)`.
+
+        ```python
+        import tenuto
+
+        def approve(question: tenuto.Question) -> bool | tuple[str, str]:
+            command = str(question.about["arguments"])
+            return True if "rm" not in command else ("decline", "nothing is removed here")
+
+        with tenuto.Client() as client:
+            made = {"tools": ["bash"], "approvals": {"bash": {}}, "limits": {"max_think_tokens": 48}}
+            with client.sessions.create(**made) as session:
+                turn = session.run("List the files.", tool_choice="required", max_tool_rounds=1, approve=approve)
+                print(turn.outcome, turn.text)
+        ```
         """
         message = {"content": content, "tool_choice": tool_choice, "max_tool_rounds": max_tool_rounds}
         with RunningTurn(self, {**message, "on_busy": on_busy}, approve) as turn:
@@ -191,13 +235,41 @@ class Session:
         """As `run`, with the events as they come: `with session.turn(...) as turn`, `for event in turn`.
 
         `turn.result()` is what `run` returns. Leaving it early leaves the session working.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            with session.turn("Say yes.") as turn:
+                for event in turn:
+                    if event.type == "model.delta":
+                        print(event.data["text"], end="", flush=True)
+            print(turn.result().outcome)
+        ```
         """
         message = {"content": content, "tool_choice": tool_choice, "max_tool_rounds": max_tool_rounds}
         return RunningTurn(self, {**message, "on_busy": on_busy}, approve)
 
     def serve(self, *, approve: Approve | None = None) -> SessionInfo:
         """Answer what the session waits for until it rests, with no message of its own: so a turn goes on in another
-        process, from `sessions.get(id, tools=[...])`. Raises NeedsAnswer."""
+        process, from `sessions.get(id, tools=[...])`. Raises NeedsAnswer.
+
+        ```python
+        import tenuto
+
+        @tenuto.tool
+        def tide(place: str) -> str:
+            \"\"\"When the tide comes.\"\"\"
+            return "at six"
+
+        with tenuto.Client() as client:
+            made = client.sessions.create(tools=[tide], limits={"max_think_tokens": 48})
+            made.send("When does the tide come to Dover?", tool_choice="required", max_tool_rounds=1)
+            session = client.sessions.get(made.id, tools=[tide])  # as another process would
+            print(session.serve().state)
+            session.cancel()
+        ```
+        """
         answers = self._answers(approve)
         while (info := self.info()).state not in RESTING:
             if info.state in HOLDS_QUESTIONS:
@@ -250,7 +322,17 @@ class Session:
 
     @property
     def files(self) -> Files:
-        """The session's workspace."""
+        """The session's workspace.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create() as session:
+            session.files.write("notes/today.txt", "tide at six")
+            print(session.files.read("notes/today.txt"))
+            print([file.path for file in session.files.list()])
+        ```
+        """
         return Files(self._client, self._path)
 
     def exec(
@@ -265,6 +347,15 @@ class Session:
         session works.
 
         `reason` is `outcome_unknown` where the sandbox was lost while it ran: it is not run again by itself.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create() as session:
+            ran = session.exec(["wc", "-w"], stdin="one two three")
+            print(ran.ok, ran.output)  # True 3
+            print(session.exec("echo hello > greeting && cat greeting").output)
+        ```
         """
         body = _wire.exec_body(command, timeout_s, stdin)
         made = self._client.post(f"{self._path}/sandbox/exec?wait_s=20", body, key=idempotency_key)
@@ -296,7 +387,18 @@ class Session:
 
     def export(self, path: str | os.PathLike[str], *, snapshots: str = "last") -> None:
         """Write the session to a file: its record and its workspace (`snapshots="all"`: every checkpoint's), without
-        secrets and without KV."""
+        secrets and without KV.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            session.run("Say yes.")
+            session.export("session.tar")
+            with client.sessions.import_("session.tar") as copy:  # at this server or another one
+                print(copy.info().tokens)
+        ```
+        """
         self._client.download(f"{self._path}/export", path, {"snapshots": snapshots})
 
     def pause(self, *, wait: bool = True) -> SessionInfo:
@@ -319,7 +421,19 @@ class Session:
         return self._command("interrupt", None, wait)
 
     def rewind(self, step: int, *, seed: int | None = None, resume: bool = False, wait: bool = True) -> SessionInfo:
-        """Go back to the checkpoint of a step. With a `seed`, what is sampled from there on differs."""
+        """Go back to the checkpoint of a step. With a `seed`, what is sampled from there on differs.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            session.run("Say yes.")
+            asked, answered = [step["id"] for step in session.steps()]
+            session.run("Say no.")
+            session.rewind(answered)  # the second turn is left behind, and stays in the record
+            print(session.run("Say maybe.").text)
+        ```
+        """
         return self._command("rewind", _wire.branch_body(step, seed, resume), wait)
 
     def fork(
@@ -330,7 +444,17 @@ class Session:
         resume: bool = False,
         idempotency_key: str | None = None,
     ) -> Session:
-        """A new session that begins as this one was at a checkpoint (the last by default); nothing is copied."""
+        """A new session that begins as this one was at a checkpoint (the last by default); nothing is copied.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            session.run("Say yes.")
+            with session.fork() as other:  # what was said until now is shared, and nothing is computed again
+                print(other.run("And now no.").text)
+        ```
+        """
         body = _wire.branch_body(step, seed, resume)
         made = self._client.post(f"{self._path}/fork", body, key=idempotency_key)
         return Session(self._client, made["id"], tools=[*self._tools.values()])
