@@ -17,6 +17,7 @@ from typing import Any
 
 import asyncpg
 
+from runtime.api.counts import Counts
 from runtime.store import Database
 from runtime.store.events import CHANNEL, read
 from runtime.store.sessions import has_ended
@@ -45,8 +46,9 @@ class Frame:
 class Feed:
     """The newest frames of one session, without a gap: those after `since`, up to KEPT_BYTES of them."""
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str, counts: Counts) -> None:
         self.session_id = session_id
+        self._counts = counts
         self.readers: set[asyncio.Event] = set()
         self.ended = False  # nothing comes after the frames that are here
         self._since: int | None = None
@@ -61,7 +63,9 @@ class Feed:
                 if self._since is None or position >= self._end:
                     await self._read(db, max(position, self._end))
         if self._since is None or position < self._since:
-            return [Frame.of(event) for event in await read(db, self.session_id, position, PAGE)]
+            page = await read(db, self.session_id, position, PAGE)
+            self._counts.frames_behind += len(page)
+            return [Frame.of(event) for event in page]
         return [frame for frame in self._frames if frame.position > position][:PAGE]
 
     @property
@@ -90,8 +94,9 @@ class Feed:
 class Hub:
     """Wakes readers. Notifications only wake; what is served is read from the table."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, counts: Counts) -> None:
         self._db = db
+        self.counts = counts
         self._feeds: dict[str, Feed] = {}
 
     async def listen_forever(self) -> None:
@@ -113,13 +118,15 @@ class Hub:
     @contextlib.contextmanager
     def following(self, session_id: str) -> Iterator[tuple[Feed, asyncio.Event]]:
         """The session's feed, and what is set when there may be more of it."""
-        feed = self._feeds.setdefault(session_id, Feed(session_id))
+        feed = self._feeds.setdefault(session_id, Feed(session_id, self.counts))
         woken = asyncio.Event()
         feed.readers.add(woken)
+        self.counts.streams_open += 1
         try:
             yield feed, woken
         finally:
             feed.readers.discard(woken)
+            self.counts.streams_open -= 1
             if not feed.readers and self._feeds.get(session_id) is feed:
                 del self._feeds[session_id]
 
@@ -144,6 +151,7 @@ async def sse(hub: Hub, db: Database, session_id: str, after: int) -> AsyncItera
             if frames:
                 after = frames[-1].position
                 last = next((no for no, frame in enumerate(frames, 1) if frame.last), None)
+                hub.counts.frames += last or len(frames)
                 yield b"".join(frame.text for frame in frames[:last])
                 if last is not None:
                     return
