@@ -40,9 +40,9 @@ from runtime.api.acting import Noted
 from runtime.api.chats import Chats
 from runtime.api.counts import Counted, Counts
 from runtime.api.documented import Shape
+from runtime.api.feeds import Hub
 from runtime.api.guard import Authenticated, Db, Guard
 from runtime.api.request_id import RequestIds
-from runtime.api.stream import Hub
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
 from runtime.sealing import Sealer
@@ -100,7 +100,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.sandbox_egress = settings.sandbox_egress_allow
             app.state.sandbox_images = settings.sandbox_images
             await fleet.ensure_admin(db, settings.admin_key)
-            listening = asyncio.create_task(app.state.hub.listen_forever())
+            listening = asyncio.create_task(app.state.hub.run())
             try:
                 yield
             finally:

@@ -135,8 +135,8 @@ async def stream(
     last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None,
 ) -> StreamingResponse:
     """Server-sent events from a position on; come back with `Last-Event-ID` and nothing is missed or repeated."""
-    await views.owned(db, tenant, session_id)
-    start = after if last_event_id is None else last_event_id
+    row = await views.owned(db, tenant, session_id)
+    start = min(after if last_event_id is None else last_event_id, row["next_pos"] - 1)
     frames = sse(request.app.state.hub, db, session_id, start)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(frames, media_type="text/event-stream", headers=headers)

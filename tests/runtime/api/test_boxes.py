@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from runtime import boxes
-from runtime.api import stream
+from runtime.api import feeds, stream
 from runtime.store import Database, Event, fleet, sessions
 from runtime.store.events import append
 from tests.runtime.api.test_keys import bearer, make
@@ -103,7 +103,7 @@ async def test_a_reader_behind_what_the_feed_keeps_is_counted_and_gets_every_eve
     """One reader holds the feed at the log's end, and another one comes to it from the beginning."""
     db: Database = app.state.db
     session = str((await client.post("/v1/sessions", json={})).json()["id"])
-    events = [Event("model.delta", {"text": "x" * 1000}) for _ in range(2 * stream.KEPT_BYTES // 1000)]
+    events = [Event("model.delta", {"text": "x" * 1000}) for _ in range(2 * feeds.KEPT_BYTES // 1000)]
     await db.run(lambda connection: append(connection, session, events))
     ahead = stream.sse(app.state.hub, db, session, len(events) - 9)
     seen = ids_of(await anext(ahead))
