@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from runtime.api.counts import Counts
 from runtime.errors import Unavailable
 from runtime.store import Database
 from runtime.store.events import CHANNEL, Told, told
@@ -100,7 +101,8 @@ class Feed:
 class Hub:
     """Wakes readers. Notifications only say whose events to read; what is served is read from the table."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, counts: Counts) -> None:
+        self.counts = counts
         self._db = db
         self._feeds: dict[str, Feed] = {}
         self._notified: set[str] = set()
@@ -112,10 +114,12 @@ class Hub:
         feed = self._feeds.setdefault(session_id, Feed(session_id))
         woken = asyncio.Event()
         feed.readers.add(woken)
+        self.counts.streams_open += 1
         try:
             yield feed, woken
         finally:
             feed.readers.discard(woken)
+            self.counts.streams_open -= 1
             if not feed.readers and self._feeds.get(session_id) is feed:
                 del self._feeds[session_id]
 

@@ -30,9 +30,11 @@ async def sse(hub: Hub, db: Database, session_id: str, after: int) -> AsyncItera
             if frames is None:
                 page = (await told(db, {session_id: after}, BEHIND))[session_id]
                 frames = [Frame.of(event) for event in page]
+                hub.counts.frames_behind += len(frames)
             if frames:
                 after = frames[-1].position
                 last = next((no for no, frame in enumerate(frames, 1) if frame.last), None)
+                hub.counts.frames += last or len(frames)
                 yield b"".join(frame.text for frame in frames[:last])
                 if last is not None:
                     return
