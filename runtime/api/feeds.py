@@ -156,7 +156,11 @@ class Hub:
             await self._any.wait()
             self._any.clear()
             names, self._notified = self._notified, set()
-            feeds = [feed for name in names if (feed := self._feeds.get(name)) and feed.since is not None]
+            known = [feed for name in names if (feed := self._feeds.get(name))]
+            for feed in known:
+                if feed.since is None:  # who waits there asks for something else than events
+                    feed.wake()
+            feeds = [feed for feed in known if feed.since is not None]
             try:
                 found = await told(self._db, {feed.session_id: feed.end for feed in feeds}, PAGE) if feeds else {}
             except (Unavailable, asyncpg.PostgresError) as error:
