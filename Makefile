@@ -46,6 +46,7 @@ bench: setup
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.policy
 	$(BIN)/python -m bench.steps
+	$(BIN)/python -m bench.api
 	$(BIN)/python -m bench.sandbox
 
 soak: setup

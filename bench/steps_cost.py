@@ -63,9 +63,9 @@ async def _turn(stack: Stack, client: tenuto.AsyncClient, temporal: Client, numb
     session = await client.sessions.create(**SPEC)
     await session.run("Look.", tool_choice="required", max_tool_rounds=1)
     first = len(await _turns(temporal, session.id, 1))
-    before = _cpu(stack)
+    before = cpu_seconds(stack)
     await session.run("Look.", tool_choice="required", max_tool_rounds=1)
-    spent = {name: after - before[name] for name, after in _cpu(stack).items()}
+    spent = {name: after - before[name] for name, after in cpu_seconds(stack).items()}
     took = (await _turns(temporal, session.id, 2))[first:]
     own = {step["id"]: step["output"] for step in await session.steps()}
     lines: list[Line] = [{"kind": "cpu", "round": number, "steps": len(took), "seconds": spent}]
@@ -92,7 +92,7 @@ def _walls(one: Taken) -> dict[str, float]:
     return {"dispatch_s": one.dispatch_s, "inside_s": one.inside_s, "hop_s": one.hop_s}
 
 
-def _cpu(stack: Stack) -> dict[str, float]:
+def cpu_seconds(stack: Stack) -> dict[str, float]:
     """CPU seconds so far, by process; Postgres with its children."""
     found = {}
     for name, pid in stack.state()["processes"].items():

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import click
 
 from bench import (
+    api_figures,
     crowd,
     endurance,
     engine_figures,
@@ -67,6 +68,7 @@ def _plain(
 
 
 BENCHES: dict[str, Callable[[Path], Verdict]] = {
+    "api.jsonl": _sealed(api_figures),
     "resume.jsonl": _resume,
     "engine.jsonl": _sealed(engine_figures),
     "eval.jsonl": _sealed(eval_figures),

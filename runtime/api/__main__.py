@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import uvicorn
 
 from runtime.api.app import make_app
@@ -9,10 +11,13 @@ from runtime.errors import StartupError
 from runtime.process import refuse, start_logging
 from runtime.settings import Settings
 
+NICE = 5  # beside an engine, tokens come first: who reads them can wait for a moment
+
 
 def main() -> None:
     settings = Settings.load()
     start_logging(settings.log_level)
+    os.nice(NICE)
     try:
         app = make_app(settings)
     except StartupError as error:

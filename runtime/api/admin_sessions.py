@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import asyncpg
@@ -112,6 +113,20 @@ class TokensToday(Shape):
     computed: int
 
 
+class ProcessOut(Shape):
+    """What the process of the API that answers has counted since it started; see `runtime/api/counts.py`."""
+
+    requests: int
+    failed: int = Field(description="Answered with 5xx.")
+    unauthenticated: int = Field(description="Answered with 401.")
+    limited: int = Field(description="Answered with 429.")
+    prompts: int = Field(description="Whose tokens were counted.")
+    prompts_refused: int = Field(description="Of these, those that the context has no room for.")
+    streams_open: int
+    frames: int = Field(description="Events sent on streams.")
+    frames_behind: int = Field(description="Of these, read from the table for one reader who was behind.")
+
+
 class Overview(Shape):
     """The installation at a glance. `sessions` and `nodes`: how many there are in each state."""
 
@@ -122,15 +137,17 @@ class Overview(Shape):
     sandboxes_live: int
     messages_waiting: int
     tokens_today: TokensToday
+    process: ProcessOut
 
 
 @router.get("/overview")
-async def overview(db: Db) -> Overview:
+async def overview(request: Request, db: Db) -> Overview:
     """How much there is of everything, now."""
     nodes: dict[str, int] = {}
     for row in await fleet.nodes(db):
         nodes[state_of(row)] = nodes.get(state_of(row), 0) + 1
-    return Overview(nodes=nodes, **await search.overview(db))
+    process = ProcessOut(**asdict(request.app.state.counts))
+    return Overview(nodes=nodes, process=process, **await search.overview(db))
 
 
 @router.get("/sessions")

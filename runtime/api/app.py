@@ -38,10 +38,11 @@ from runtime.api import (
 )
 from runtime.api.acting import Noted
 from runtime.api.chats import Chats
+from runtime.api.counts import Counted, Counts
 from runtime.api.documented import Shape
+from runtime.api.feeds import Hub
 from runtime.api.guard import Authenticated, Db, Guard
 from runtime.api.request_id import RequestIds
-from runtime.api.stream import Hub
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
 from runtime.sealing import Sealer
@@ -80,6 +81,7 @@ ROUTERS = (
 def make_app(settings: Settings) -> FastAPI:
     """Raises StartupError where the price file is none."""
     price_list = prices.load(settings.prices)
+    counts = Counts()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -88,7 +90,8 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.prices = price_list
             app.state.temporal = await connect_temporal(settings)
             app.state.chats = Chats()
-            app.state.hub = Hub(db)
+            app.state.counts = counts
+            app.state.hub = Hub(db, counts)
             app.state.sending = set()
             app.state.blobs = BlobStore(settings.blobs_dir)  # those that a node of this machine has
             app.state.kv_encryption = settings.kv_encryption == "on"
@@ -97,7 +100,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.sandbox_egress = settings.sandbox_egress_allow
             app.state.sandbox_images = settings.sandbox_images
             await fleet.ensure_admin(db, settings.admin_key)
-            listening = asyncio.create_task(app.state.hub.listen_forever())
+            listening = asyncio.create_task(app.state.hub.run())
             try:
                 yield
             finally:
@@ -114,11 +117,13 @@ def make_app(settings: Settings) -> FastAPI:
         docs_url=None,  # such pages would have the browser load scripts from elsewhere
         redoc_url=None,
         dependencies=[Depends(queries.only_known)],
+        generate_unique_id_function=documented.name_of,
     )
     app.add_middleware(Noted)
     app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
     app.add_middleware(Guard)
     app.add_middleware(RequestIds)
+    app.add_middleware(Counted, counts=counts)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)

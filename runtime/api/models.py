@@ -171,7 +171,9 @@ async def ensure_it_fits(
     chat = await request.app.state.chats.of(db, model.chat)
     # In a thread: a template is rendered by a process of its own, and a long text takes its time.
     tokens, room = await asyncio.to_thread(_prompt_tokens, chat, config, content, used), model.context_length
+    request.app.state.counts.prompts += 1
     if tokens >= room:
+        request.app.state.counts.prompts_refused += 1
         field = "content" if content else "system"
         raise InvalidRequest(
             f"{field}: the transcript would have {tokens} tokens, the context of {config.model} holds"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -80,3 +81,35 @@ def as_json(row: asyncpg.Record) -> dict[str, Any]:
     if row["attempt_no"] is not None:
         body["attempt"] = row["attempt_no"]
     return body
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event as it goes over the wire: `text` is its JSON, which nobody has read on the way."""
+
+    position: int
+    type: str
+    text: str
+
+
+_NEXT = """
+SELECT f.session_id, e.* FROM unnest($1::text[], $2::bigint[]) AS f (session_id, place)
+CROSS JOIN LATERAL (
+    SELECT pos, type, step_no, attempt_no, data::text AS data, created_at FROM events
+    WHERE session_id = f.session_id AND pos > f.place ORDER BY pos LIMIT $3
+) e ORDER BY f.session_id, e.pos
+"""
+
+
+async def told(db: Database, places: Mapping[str, int], limit: int) -> dict[str, list[Told]]:
+    """What comes after a position, of each session, oldest first: `limit` at most of each."""
+    found: dict[str, list[Told]] = {session_id: [] for session_id in places}
+    for row in await db.fetch(_NEXT, list(places), list(places.values()), limit):
+        step = "" if row["step_no"] is None else f', "step": {row["step_no"]}'
+        attempt = "" if row["attempt_no"] is None else f', "attempt": {row["attempt_no"]}'
+        text = (
+            f'{{"id": {row["pos"]}, "type": "{row["type"]}", "created_at": "{row["created_at"].isoformat()}",'
+            f' "data": {row["data"]}{step}{attempt}}}'
+        )
+        found[row["session_id"]].append(Told(row["pos"], row["type"], text))
+    return found

@@ -363,6 +363,8 @@ async def kill_and_restore(
             await client.kv("drop", session="s", epoch=1)
             stats = await client.stats()
             assert (stats["integrity"], stats["quarantined"]) == ("ok", 0)
+            counters = stats["counters"]
+            assert (counters["restored_host_tokens"], counters["recomputed_tokens"]) == (known, 0)
 
 
 async def test_after_sigkill_the_arena_is_adopted_and_the_stream_goes_on(talkative: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ async def stack(model_path: Path, web: Seen) -> AsyncIterator[Stack]:
     home = Path(tempfile.mkdtemp(prefix="tenuto-test-"))
     environment = demo_environment(home, TEST_MODEL)
     environment["TENUTO_EGRESS_ALLOW"] = web.url.removeprefix("http://")
+    environment["TENUTO_SANDBOX_EGRESS_ALLOW"] = "pypi.org:443"
     environment["TENUTO_SANDBOX_VOLUMES"] += f",{sysconfig.get_path('purelib')}:/mnt/libs:ro"
     async with running_stack(environment, lambda _: None) as running:
         yield running

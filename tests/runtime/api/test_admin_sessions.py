@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from runtime.api.counts import Counts
 from runtime.store import Database, fleet, sessions
 from tests.runtime.api.test_keys import bearer, make
 
@@ -96,3 +98,4 @@ async def test_the_installation_is_seen_at_a_glance(client: httpx.AsyncClient, m
     assert (seen["nodes"], seen["questions_open"], seen["sandboxes_live"]) == ({"up": 1}, 0, 0)
     today = {"sampled": 5, "device": 0, "host": 7, "nvme": 0, "shared": 0, "recomputed": 0, "computed": 9}
     assert seen["tokens_today"] == today
+    assert set(seen["process"]) == {field.name for field in dataclasses.fields(Counts)}
