@@ -38,11 +38,17 @@ from sandbox import SandboxError
 
 
 class _Group(click.Group):
-    """Errors that we raise on purpose are a sentence and exit status 1, not a traceback."""
+    """Errors that we raise on purpose are a sentence and exit status 1, not a traceback. Whoever reads our output may
+    stop (`| head -1`), which is no error at all."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            done = super().invoke(ctx)
+            sys.stdout.flush()
+            return done
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed
+            _leave(0)
         except (TenutoError, EngineError, SandboxError, TierError, tenuto.TenutoError) as error:
             click.echo(f"tenuto: {error}", err=True)
             _leave(1)
