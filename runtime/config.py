@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainSerializer,
     ValidationError,
@@ -286,6 +287,15 @@ class SessionIn(Given):
     """The body of POST /v1/sessions: the configuration, and optionally a seed. With an `agent` (`name`, or `name@3`),
     what is not said here is as its version says; of limits, sampling, kv, budget, files and approvals member by member.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"system": "You are brief.", "tools": ["bash"], "limits": {"max_think_tokens": 200}, "seed": 7},
+                {"tools": ["python"], "approvals": {"python": {"deadline_s": 3600}}, "budget": {"tokens": 100_000}},
+            ]
+        }
+    )
 
     agent: str | None = Field(default=None, pattern=AGENT, max_length=80)
     seed: int | None = Field(default=None, ge=0, lt=2**63)

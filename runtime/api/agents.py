@@ -111,6 +111,7 @@ async def list_agents(
 
 @router.get("/{agent}", responses=refusals(404))
 async def get(agent: Name, db: Db, tenant: Tenant) -> AgentOut:
+    """The agent and its latest version."""
     return AgentOut.model_validate(_agent(await agents.get(db, tenant, agent)))
 
 
@@ -140,6 +141,7 @@ async def list_versions(
 
 @router.get("/{agent}/versions/{number}", responses=refusals(404))
 async def get_version(agent: Name, number: Number, db: Db, tenant: Tenant) -> VersionOut:
+    """One version, as it will always be."""
     return VersionOut.model_validate(_version(await agents.version(db, tenant, agent, number)))
 
 

@@ -117,6 +117,7 @@ def make_app(settings: Settings) -> FastAPI:
         docs_url=None,  # such pages would have the browser load scripts from elsewhere
         redoc_url=None,
         dependencies=[Depends(queries.only_known)],
+        generate_unique_id_function=documented.name_of,
     )
     app.add_middleware(Noted)
     app.add_middleware(Authenticated)  # whichever is added later sees a request earlier

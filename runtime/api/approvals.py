@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from runtime import delivery
 from runtime.api import views
@@ -42,6 +42,17 @@ class AnswerIn(Body):
     it is known), `did_not_run` (it runs now) or `decline`. client_tool: `result` with `output`, and `is_error` where it
     failed. budget: `raise` with the new limits in `budget`, or `stop`, which ends the turn.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"decision": "approve"},
+                {"decision": "decline", "reason": "Not on a Friday."},
+                {"decision": "result", "output": "Sunny, 21 degrees."},
+                {"decision": "raise", "budget": {"tokens": 200_000}},
+            ]
+        }
+    )
 
     decision: Literal["approve", "decline", "ran", "did_not_run", "result", "raise", "stop"]
     reason: str | None = Field(default=None, max_length=2000)
@@ -82,6 +93,7 @@ async def list_approvals(
 
 @router.get("/{question_id}", response_model=QuestionOut)
 async def get(question_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """One question, answered or not."""
     found = await views.question(db, tenant, question_id)
     if found is None:
         raise NotFound(f"there is no question {question_id}")

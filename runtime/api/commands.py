@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from runtime import delivery
 from runtime.api import views
@@ -25,6 +25,8 @@ class RewindIn(Body):
     """The body of POST …/rewind. A `seed` makes what is sampled from there on differ from what was; with `resume`
     the session goes on at once where the checkpoint has work left, instead of pausing there."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"step": 4}, {"step": 4, "seed": 7, "resume": True}]})
+
     step: int = Field(ge=1, lt=2**31)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     resume: bool = False
@@ -32,6 +34,8 @@ class RewindIn(Body):
 
 class ForkIn(Body):
     """The body of POST …/fork: from which checkpoint (the last one by default), and a seed of its own if wanted."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{}, {"step": 4, "seed": 7, "resume": True}]})
 
     step: int | None = Field(default=None, ge=1, lt=2**31)
     seed: int | None = Field(default=None, ge=0, lt=2**63)

@@ -8,11 +8,13 @@ answer with are named once, in `EVERYWHERE`, for the whole application.
 from __future__ import annotations
 
 import http
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 from fastapi import FastAPI, Path, Query
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict
 
 MEDIA_TYPE: Final = "application/problem+json"
 REF: Final = {"$ref": "#/components/schemas/Problem"}
@@ -68,12 +70,51 @@ After = Annotated[
 ]
 
 
+# What parameters of these names mean wherever they stand.
+SAID: Final[Mapping[str, str]] = {
+    "action": "What was done, as `keys.revoke`.",
+    "after": "The `last_id` of the page before this one; of events, a position.",
+    "call": "The number of the call in its step, from 0.",
+    "change_id": "The id that the change was accepted under.",
+    "delivery_id": "The delivery's id, which its receiver sees as `webhook-id`.",
+    "exec_id": "The id that the command was accepted under.",
+    "format": "As JSON, or as CSV with a header row.",
+    "group_by": "What a row stands for; several may be given.",
+    "intent": "What is wanted of the session's pages.",
+    "key": "A key's id.",
+    "key_id": "The key's id.",
+    "last-event-id": "The position that the reader has seen last; it counts before `after`.",
+    "model": "A model's name.",
+    "node": "A node's id.",
+    "node_id": "The node's id.",
+    "number": "The number of the version, from 1.",
+    "order": "By when they were made.",
+    "outcome": "How it ended.",
+    "question_id": "The question's id.",
+    "schedule_id": "The schedule's id.",
+    "session": "A session's id.",
+    "session_id": "The session's id.",
+    "state": "In this state only.",
+    "step": "The number of a step.",
+    "target": "What it was done to.",
+    "tenant": "A tenant's id.",
+    "tenant_id": "The tenant's id.",
+    "tier": "Where pages are.",
+    "webhook_id": "The webhook's id.",
+}
+
+
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route (or router) that can refuse with these, beside EVERYWHERE."""
     return {
         status: {"description": http.HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": REF}}}
         for status in statuses
     }
+
+
+def name_of(route: APIRoute) -> str:
+    """The operation's id, for clients that are generated."""
+    return f"{route.tags[0] if route.tags else 'v1'}_{route.name}".replace("-", "_")
 
 
 def describe(app: FastAPI) -> None:
@@ -99,19 +140,15 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for path, verbs in made["paths"].items():
         for route in verbs.values():
             route["responses"].pop("422", None)
+            for parameter in route.get("parameters", ()):
+                if parameter["name"] in SAID:
+                    parameter.setdefault("description", SAID[parameter["name"]])
             open_to_all = not path.startswith("/v1/")
             if not open_to_all:
                 route["security"] = [{"key": []}]
             for status, said in refusals(*(set(EVERYWHERE) - ({401, 429} if open_to_all else set()))).items():
                 route["responses"].setdefault(str(status), said)
     return made
-
-
-class Named(Shape):
-    """A thing that was made or changed, by its id."""
-
-    id: str = Field(description="Its id.")
-    object: str
 
 
 def page_of(data: list[Item], has_more: bool) -> Page[Item]:

@@ -151,6 +151,7 @@ async def list_keys(
 
 @admin_router.get("/{key_id}", responses=refusals(404))
 async def get(key_id: Id, db: Db) -> KeyOut:
+    """One key: what it may, when it was used, never the key itself."""
     return KeyOut(**_fields(await keys.get(db, key_id)))
 
 

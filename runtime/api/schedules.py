@@ -166,12 +166,14 @@ async def create(body: ScheduleIn, request: Request, db: Db, tenant: Tenant) -> 
 
 @router.get("")
 async def list_schedules(db: Db, tenant: Tenant, limit: Limit = 100, after: After = None) -> Page[ScheduleOut]:
+    """Schedules of the tenant, oldest first."""
     rows = await store.listed(db, tenant, limit, after)
     return Page[ScheduleOut](**views.page([_view(row) for row in rows], limit))
 
 
 @router.get("/{schedule_id}", responses=refusals(404))
 async def get(schedule_id: Id, request: Request, db: Db, tenant: Tenant) -> ScheduleTimes:
+    """One schedule, and when it fires next."""
     row = await store.get(db, tenant, schedule_id)
     times = await schedules.next_times(request.app.state.temporal, schedule_id)
     return ScheduleTimes(**_view(row), next_runs=times)

@@ -67,6 +67,7 @@ async def put(secret: Name, body: SecretIn, request: Request, db: Db, tenant: Te
 
 @router.get("/{secret}", responses=refusals(404))
 async def get(secret: Name, db: Db, tenant: Tenant) -> SecretView:
+    """When it was set and last used. Never its value."""
     return view(await vault.get(db, tenant, secret))
 
 

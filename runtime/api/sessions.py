@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
+from pydantic import ConfigDict
 
 from runtime import delivery
 from runtime.agents import AGENT, parse_agent
@@ -50,6 +51,12 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 class EventIn(MessageIn):
     """The body of POST …/events."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"content": "Which files are there?", "tool_choice": "required", "max_tool_rounds": 1}]
+        }
+    )
+
     type: str = "message"
 
 
@@ -86,6 +93,7 @@ async def list_sessions(
 
 @router.get("/{session_id}", response_model=SessionOut)
 async def get(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """How the session stands."""
     return await views.session(db, tenant, session_id)
 
 
@@ -120,6 +128,7 @@ async def post_event(session_id: Id, body: EventIn, request: Request, db: Db, te
 async def list_events(
     session_id: Id, db: Db, tenant: Tenant, limit: Limit = 100, after: Position = 0
 ) -> dict[str, Any]:
+    """The log, oldest first, from a position on. `after` is the id of the last event that was seen."""
     await views.owned(db, tenant, session_id)
     rows = await events.read(db, session_id, after, limit + 1)
     return views.page(rows, limit)
@@ -152,18 +161,21 @@ async def cancel(session_id: Id, request: Request, db: Db, tenant: Tenant) -> di
 
 @router.get("/{session_id}/steps", response_model=Page[StepOut])
 async def list_steps(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """Every step that was begun, in order, those of branches that were left included."""
     await views.owned(db, tenant, session_id)
     return await views.steps(db, session_id)
 
 
 @router.get("/{session_id}/attempts", response_model=Page[AttemptOut])
 async def list_attempts(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """Every try at a step: where it ran, from which token it resumed, and how it ended."""
     await views.owned(db, tenant, session_id)
     return await views.attempts(db, session_id)
 
 
 @router.get("/{session_id}/checkpoints", response_model=Page[CheckpointOut])
 async def list_checkpoints(session_id: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
+    """What the session can be resumed, rewound or forked from: one for each step that completed."""
     await views.owned(db, tenant, session_id)
     return await views.checkpoints(db, session_id)
 

@@ -100,6 +100,7 @@ async def list_tenants(db: Db, limit: Limit = 100, after: After = None) -> Page[
 
 @router.get("/{tenant_id}", responses=refusals(404))
 async def get(tenant_id: TenantId, db: Db) -> TenantOut:
+    """One tenant and its quotas."""
     return _shown(await tenants.get(db, tenant_id))
 
 

@@ -155,17 +155,20 @@ async def create(body: WebhookIn, request: Request, db: Db, tenant: Tenant) -> S
 
 @router.get("")
 async def list_webhooks(db: Db, tenant: Tenant, limit: Limit = 100, after: After = None) -> Page[WebhookOut]:
+    """Webhooks of the tenant, oldest first."""
     rows = await store.listed(db, tenant, limit, after)
     return Page[WebhookOut](**views.page([_view(row) for row in rows], limit))
 
 
 @router.get("/{webhook_id}", responses=refusals(404))
 async def get(webhook_id: Id, db: Db, tenant: Tenant) -> WebhookOut:
+    """One webhook, without its secret."""
     return WebhookOut(**_view(await store.get(db, tenant, webhook_id)))
 
 
 @router.patch("/{webhook_id}", responses=refusals(404))
 async def change(webhook_id: Id, body: ChangeIn, request: Request, db: Db, tenant: Tenant) -> WebhookOut:
+    """Change what is given, and leave the rest."""
     if body.url is not None:
         _ensure_reachable(request, body.url)
     await store.change(db, tenant, webhook_id, body.model_dump(exclude_none=True))

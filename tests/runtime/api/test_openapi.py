@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
+from runtime.api import make_app
 from runtime.embedded import PostgresServer
+from runtime.settings import Settings
 from tests.runtime.api.server import Served, api_process
 
 # These wait for nodes, of which none is here.
@@ -90,3 +92,27 @@ def _try(call: Callable[[Any], None], cases: Any, examples: int) -> None:
     )
     with contextlib.suppress(Unsatisfiable):  # a route that takes nothing has no wrong input
         how(given(case=cases)(call))()
+
+
+def test_every_route_says_what_it_does_takes_and_answers():
+    app = make_app(Settings.load({}))
+    document = app.openapi()
+    names: list[str] = []
+    for path, verbs in document["paths"].items():
+        for verb, route in verbs.items():
+            where = f"{verb} {path}"
+            names.append(route["operationId"])
+            assert route.get("description"), where
+            for parameter in route.get("parameters", ()):
+                assert parameter.get("description") or parameter["schema"].get("description"), (where, parameter)
+            for kind, body in route.get("requestBody", {}).get("content", {}).items():
+                assert kind != "application/json" or _example(document, body["schema"]) is not None, where
+            assert any(status.startswith("2") for status in route["responses"]), where
+    assert len(set(names)) == len(names)
+
+
+def _example(document: dict[str, Any], schema: dict[str, Any]) -> Any:
+    schema = next((one for one in schema.get("anyOf", ()) if "$ref" in one), schema)
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return (schema.get("examples") or [None])[0]
