@@ -45,7 +45,9 @@ def _counted(*names: str) -> tuple[Metric, ...]:
 
 
 def _engine(*names: str) -> tuple[Metric, ...]:
-    return tuple(Metric("engine/store.py::Counters." + name, f"`tenuto engine`, `counters.{name}`") for name in names)
+    return tuple(
+        Metric("engine/store.py::Counters." + name, f"`tenuto engine --json`, `counters.{name}`") for name in names
+    )
 
 
 BOXES: Final = (
@@ -78,7 +80,7 @@ BOXES: Final = (
         "the node is lost: the epoch is raised, so that it writes no more, and another one takes the session",
         (
             Metric("runtime/store/placement.py::Placed.reason", "event `session.placed`, `reason`"),
-            Metric("runtime/api/admin.py::NodeOut.heartbeat_age_s", "`tenuto nodes`, `heartbeat_age_s`"),
+            Metric("runtime/api/admin.py::NodeOut.heartbeat_age_s", "`tenuto nodes --json`, `heartbeat_age_s`"),
         ),
         "tests/runtime/store/test_placement.py::test_the_event_says_from_where_and_why",
     ),
@@ -97,7 +99,7 @@ BOXES: Final = (
         "pages run short: who came last goes back to the queue, and comes back with the same tokens",
         (
             *_engine("preemptions", "swapped_pages"),
-            Metric("engine/metrics.py::Metrics.queue_s", "`tenuto engine`, `metrics.queue_s`"),
+            Metric("engine/metrics.py::Metrics.queue_s", "`tenuto engine --json`, `metrics.queue_s`"),
         ),
         "tests/engine/test_preemption.py::test_a_preempted_request_goes_on_with_the_same_tokens_and_says_what_happened",
     ),
@@ -108,7 +110,7 @@ BOXES: Final = (
         "its process is killed: what the tiers have is read back, the rest is computed again, the tokens are the same",
         (
             *_engine("restored_host_tokens", "recomputed_tokens"),
-            Metric("engine/metrics.py::Metrics.step_s", "`tenuto engine`, `metrics.step_s`"),
+            Metric("engine/metrics.py::Metrics.step_s", "`tenuto engine --json`, `metrics.step_s`"),
         ),
         "tests/engine/test_process.py::test_after_sigkill_the_arena_is_adopted_and_the_stream_goes_on",
     ),

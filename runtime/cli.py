@@ -20,23 +20,35 @@ from engine import DownloadError, EngineError, models, pull
 from kvtier import TierError
 from runtime.cli_admin import audit, keys, tenants, usage
 from runtime.cli_agents import agents
+from runtime.cli_approvals import approvals, approve
+from runtime.cli_completion import completion
 from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
+from runtime.cli_listing import show
+from runtime.cli_run import run
 from runtime.cli_schedules import schedules
 from runtime.cli_secrets import secrets
+from runtime.cli_sessions import checkpoints, fork, logs, rewind, sessions, steps
 from runtime.cli_webhooks import webhooks
 from runtime.errors import StartupError, TenutoError
-from runtime.settings import KEYS, Settings
+from runtime.settings import Settings, ensure_spelt
+from runtime.settings_words import WORDS
 from sandbox import SandboxError
 
 
 class _Group(click.Group):
-    """Errors that we raise on purpose are a sentence and exit status 1, not a traceback."""
+    """Errors that we raise on purpose are a sentence and exit status 1, not a traceback. Whoever reads our output may
+    stop (`| head -1`), which is no error at all."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            done = super().invoke(ctx)
+            sys.stdout.flush()
+            return done
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed
+            _leave(0)
         except (TenutoError, EngineError, SandboxError, TierError, tenuto.TenutoError) as error:
             click.echo(f"tenuto: {error}", err=True)
             _leave(1)
@@ -56,9 +68,10 @@ def _leave(status: int) -> NoReturn:
 @click.version_option(package_name="tenuto-server", prog_name="tenuto")
 def main() -> None:
     """An agent session runtime with KV persistence."""
+    ensure_spelt()
 
 
-_SETTINGS = "\b\nSettings, from the environment:\n" + "\n".join(f"  {key}" for key in KEYS)
+_SETTINGS = "\b\nSettings, from the environment:\n" + "\n".join(f"  {key:<28} {words}" for key, words in WORDS.items())
 
 
 @main.command(epilog=_SETTINGS)
@@ -111,41 +124,6 @@ def demo(seed: int, temperature: float, model: str | None, context: int, as_json
 
 
 @main.command()
-@click.argument("task")
-@click.option("--tool", "tools", multiple=True, help="A built-in tool: python, bash, read_file, write_file.")
-@click.option("--tool-choice", default="auto", show_default=True, help="auto, none, required or a tool's name.")
-@click.option("--rounds", type=int, default=8, show_default=True, help="Tool rounds at most.")
-def run(task: str, tools: tuple[str, ...], tool_choice: str, rounds: int) -> None:
-    """Give a new session one task and print its answer as it comes."""
-    with tenuto.Client() as client:
-        session = client.sessions.create(tools=list(tools))
-        click.echo(f"session {session.id}", err=True)
-        message_id = session.send(task, tool_choice=tool_choice, max_tool_rounds=rounds)
-        turn = tenuto.TurnReader(message_id)
-        for event in session.stream():
-            turn.feed(event)
-            if event.type == "model.delta":
-                click.echo(event.data["text"], nl=False)
-            elif event.type == "message.completed" and event.data["outcome"] == "corrected":
-                click.echo("\n[that was meant as a call and is none; the model was told so]\n", err=True)
-            elif event.type == "tool.settled":
-                click.echo(f"\n[{event.data['name']}] {event.data['preview'].rstrip()}\n", err=True)
-            if turn.done:
-                break
-        click.echo()
-        turn.result()
-
-
-@main.command()
-@click.option("--json", "as_json", is_flag=True)
-def sessions(as_json: bool) -> None:
-    """List sessions, newest first."""
-    with tenuto.Client() as client:
-        for info in client.sessions.list():
-            click.echo(info.model_dump_json() if as_json else f"{info.id}  {info.state:<13} {info.model}")
-
-
-@main.command()
 @click.option("--address", help="Socket path or host:port; default: the engine of the stack that runs here.")
 @click.option("--json", "as_json", is_flag=True)
 def engine(address: str | None, as_json: bool) -> None:
@@ -163,19 +141,29 @@ def engine(address: str | None, as_json: bool) -> None:
 
 for command in (
     agents,
+    approvals,
+    approve,
     audit,
+    checkpoints,
+    completion,
     execute,
     export,
     files,
+    fork,
     import_,
     keys,
     kv,
+    logs,
     node,
     nodes,
     reconcile,
     release,
+    rewind,
+    run,
     schedules,
     secrets,
+    sessions,
+    steps,
     tenants,
     usage,
     webhooks,
@@ -189,12 +177,20 @@ def model() -> None:
 
 
 @model.command("list")
-def model_list() -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per model.")
+def model_list(as_json: bool) -> None:
     """Models that can be had from the package index alone."""
-    settings = Settings.load()
-    for entry in models():
-        here = "here" if (settings.models_dir / f"{entry.name}.gguf").exists() else "not pulled"
-        click.echo(f"{entry.name:<30} {entry.size_bytes / 1e6:>6.0f} MB  {here}")
+    folder = Settings.load().models_dir
+    rows = [
+        {"name": one.name, "size_bytes": one.size_bytes, "is_here": (folder / f"{one.name}.gguf").exists()}
+        for one in models()
+    ]
+    show(
+        rows,
+        as_json,
+        ("model", "size", ""),
+        lambda one: (one["name"], f"{one['size_bytes'] / 1e6:.0f} MB", "here" if one["is_here"] else "not pulled"),
+    )
 
 
 @model.command("pull")

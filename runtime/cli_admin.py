@@ -162,22 +162,24 @@ def _quotas(given: Mapping[str, str | None]) -> dict[str, int | None]:
 
 @tenants.command("disable")
 @click.argument("tenant_id")
-def tenants_disable(tenant_id: str) -> None:
+@as_json_option
+def tenants_disable(tenant_id: str, as_json: bool) -> None:
     """Refuse its keys; its sessions stay open."""
-    _switch(tenant_id, "disable")
+    _switch(tenant_id, "disable", as_json)
 
 
 @tenants.command("enable")
 @click.argument("tenant_id")
-def tenants_enable(tenant_id: str) -> None:
+@as_json_option
+def tenants_enable(tenant_id: str, as_json: bool) -> None:
     """Its keys work again."""
-    _switch(tenant_id, "enable")
+    _switch(tenant_id, "enable", as_json)
 
 
-def _switch(tenant_id: str, verb: str) -> None:
+def _switch(tenant_id: str, verb: str, as_json: bool) -> None:
     with tenuto.Client() as client:
         found = client.post(f"/v1/admin/tenants/{tenant_id}/{verb}")
-    click.echo(f"{tenant_id} is {found['state']}")
+    click.echo(json.dumps(found) if as_json else f"{tenant_id} is {found['state']}")
 
 
 @click.command()

@@ -79,12 +79,13 @@ def list_all(archived: bool, as_json: bool) -> None:
 
 @agents.command("show")
 @click.argument("agent")
-def show_one(agent: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="In one line.")
+def show_one(agent: str, as_json: bool) -> None:
     """One agent (`name`, or `name@3`) as JSON."""
     name, _, number = agent.partition("@")
     path = f"/v1/agents/{name}" + (f"/versions/{number}" if number else "")
     with tenuto.Client() as client:
-        click.echo(json.dumps(client.get(path), indent=2))
+        click.echo(json.dumps(client.get(path), indent=None if as_json else 2))
 
 
 @agents.command()

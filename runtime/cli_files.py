@@ -119,11 +119,14 @@ def execute(
 @click.argument("session")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--all-snapshots", is_flag=True, help="The workspace of every checkpoint, not only the last.")
-def export(session: str, file: Path, all_snapshots: bool) -> None:
+@AS_JSON
+def export(session: str, file: Path, all_snapshots: bool, as_json: bool) -> None:
     """Write a session to a file: its record and its workspace, without secrets and without KV."""
     with tenuto.Client() as client:
         client.sessions.get(session).export(file, snapshots="all" if all_snapshots else "last")
-    click.echo(f"{session} is in {file}, {file.stat().st_size / 1e6:,.1f} MB")
+    size = file.stat().st_size
+    told = {"session": session, "file": str(file), "size_bytes": size}
+    click.echo(json.dumps(told) if as_json else f"{session} is in {file}, {size / 1e6:,.1f} MB")
 
 
 @click.command("import")

@@ -56,7 +56,8 @@ def node() -> None:
 @click.argument("node_id")
 @click.option("--wait", is_flag=True, help="Until it is drained.")
 @click.option("--within", "within_s", type=float, default=120.0, show_default=True, help="Seconds to wait at most.")
-def drain(node_id: str, wait: bool, within_s: float) -> None:
+@click.option("--json", "as_json", is_flag=True)
+def drain(node_id: str, wait: bool, within_s: float, as_json: bool) -> None:
     """Give a node no more sessions, and hand over those that it has. Once it is restarted it takes sessions again."""
     with tenuto.Client() as client:
         found = client.post(f"/v1/admin/nodes/{node_id}/drain")
@@ -64,7 +65,9 @@ def drain(node_id: str, wait: bool, within_s: float) -> None:
         while wait and found["state"] == "draining" and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             found = _node(client, node_id)
-    if found["state"] == "drained":
+    if as_json:
+        click.echo(json.dumps(found))
+    elif found["state"] == "drained":
         click.echo(f"{node_id} is drained; it takes sessions again once its process is restarted")
     else:
         click.echo(f"{node_id} is {found['state']}, {found['running']} of its {found['sessions']} sessions run")
@@ -92,7 +95,8 @@ def reconcile(as_json: bool) -> None:
 
 
 @click.command()
-def release() -> None:
+@click.option("--json", "as_json", is_flag=True)
+def release(as_json: bool) -> None:
     """Make the workflow code that is installed here the current one, once a worker of it runs.
 
     Under a running `tenuto up`, its Temporal is found by itself.
@@ -109,6 +113,10 @@ def release() -> None:
 
     async def work() -> None:
         done = await bring(await connect_temporal(settings, patience_s=5.0), build_id())
+        if as_json:
+            counts = {"current": done.current, "told": done.told, "restarted": done.restarted}
+            click.echo(json.dumps({"release": build_id(), **counts}))
+            return
         click.echo(
             f"{build_id()} is current: {done.current} open sessions run it, {done.told} come to it at their next step,"
             f" {done.restarted} were begun again with it"

@@ -9,11 +9,33 @@ from typing import Any
 
 import click
 import tenuto
+from click.shell_completion import CompletionItem
 from rich.console import Console
 from rich.table import Table
 
 PIPED_COLUMNS = 2000
+_ANSWERS_WITHIN_S = 0.5  # whoever presses Tab waits for it
 Row = Mapping[str, Any]
+
+
+class SessionId(click.ParamType[str]):
+    """A session's id, which a shell completes where a server answers quickly."""
+
+    name = "session"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Ids of the newest sessions, with their states. Whatever goes wrong completes nothing."""
+        try:
+            with tenuto.Client(timeout_s=_ANSWERS_WITHIN_S, attempts=1) as client:
+                rows = client.get("/v1/sessions", {"limit": 100})["data"]
+        except tenuto.TenutoError:
+            return []
+        return [CompletionItem(row["id"], help=row["state"]) for row in rows if row["id"].startswith(incomplete)]
+
+
+SESSION_ID = SessionId()
+SESSION = click.argument("session", type=SESSION_ID)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
 def every(client: tenuto.Client, path: str, **params: Any) -> Iterator[dict[str, Any]]:

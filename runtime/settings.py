@@ -419,6 +419,11 @@ assert {one.field for one in KEYS.values()} == {one.name for one in fields(Setti
 # --- defaults ------------------------------------------------------------------------------------------------------
 
 
+def ensure_spelt() -> None:
+    """Raises SettingsError where a TENUTO_* variable of this process is none of ours."""
+    _known({key: text for key, text in os.environ.items() if key.startswith("TENUTO_")})
+
+
 def _known(given: Mapping[str, str]) -> dict[str, str]:
     """Keys with a value. An unknown one fails even when empty: it is a misspelt one."""
     for key in given:

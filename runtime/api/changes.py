@@ -243,7 +243,7 @@ async def _outcome(
     """Once it is done, or as it stands then. Raises what it was refused with."""
     session_id, command_id, verb = accepted
     deadline = time.monotonic() + (WITHIN_S if wait_s is None else wait_s)
-    with request.app.state.hub.subscribed(session_id) as woken:
+    with request.app.state.hub.following(session_id) as (_, woken):
         while True:
             woken.clear()  # before the read: whatever it does not see yet wakes
             found = await alterations.outcome(db, session_id, command_id)

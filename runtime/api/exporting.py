@@ -85,7 +85,8 @@ class _Record:
 
         def take(part: Part, row: dict[str, Any]) -> None:
             if part.name == "steps.jsonl":
-                for call in (row["output"] or {}).get("calls") or []:
+                calls = (row["output"] or {}).get("calls")
+                for call in calls if isinstance(calls, list) else ():  # of a step that runs some, how many
                     if isinstance(call, dict):
                         call.pop("sealed", None)  # arguments that told a secret
             if part.name == "transcript.jsonl":

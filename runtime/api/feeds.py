@@ -111,28 +111,15 @@ class Hub:
     @contextlib.contextmanager
     def following(self, session_id: str) -> Iterator[tuple[Feed, asyncio.Event]]:
         """The session's feed, and what is set when there may be more of it."""
-        with self._waking(session_id) as (feed, woken):
-            self.counts.streams_open += 1
-            try:
-                yield feed, woken
-            finally:
-                self.counts.streams_open -= 1
-
-    @contextlib.contextmanager
-    def subscribed(self, session_id: str) -> Iterator[asyncio.Event]:
-        """What is set when the session has an event more, for who looks elsewhere for what came of it."""
-        with self._waking(session_id) as (_, woken):
-            yield woken
-
-    @contextlib.contextmanager
-    def _waking(self, session_id: str) -> Iterator[tuple[Feed, asyncio.Event]]:
         feed = self._feeds.setdefault(session_id, Feed(session_id))
         woken = asyncio.Event()
         feed.readers.add(woken)
+        self.counts.streams_open += 1
         try:
             yield feed, woken
         finally:
             feed.readers.discard(woken)
+            self.counts.streams_open -= 1
             if not feed.readers and self._feeds.get(session_id) is feed:
                 del self._feeds[session_id]
 
@@ -169,11 +156,11 @@ class Hub:
             await self._any.wait()
             self._any.clear()
             names, self._notified = self._notified, set()
-            named = [feed for name in names if (feed := self._feeds.get(name))]
-            feeds = [feed for feed in named if feed.since is not None]
-            for feed in named:
-                if feed.since is None:  # nobody reads it; who waits looks elsewhere
+            known = [feed for name in names if (feed := self._feeds.get(name))]
+            for feed in known:
+                if feed.since is None:  # who waits there asks for something else than events
                     feed.wake()
+            feeds = [feed for feed in known if feed.since is not None]
             try:
                 found = await told(self._db, {feed.session_id: feed.end for feed in feeds}, PAGE) if feeds else {}
             except (Unavailable, asyncpg.PostgresError) as error:

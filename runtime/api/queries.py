@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from runtime.errors import InvalidRequest
@@ -15,11 +16,16 @@ def only_known(request: Request) -> None:
     route = request.scope.get("route")
     if not isinstance(route, APIRoute):
         return
-    described = request.app.openapi()["paths"].get(route.path_format, {}).get(request.method.lower(), {})
-    known = {one["name"] for one in described.get("parameters", []) if one["in"] == "query"}
+    known = _query_names(route.dependant)
     for name in request.query_params:
         if name not in known:
             raise InvalidRequest(f"{name}: {_instead(name, known)}", param=name, code="unknown_parameter")
+
+
+def _query_names(dependant: Dependant) -> set[str]:
+    """Of a route, and of what it depends on."""
+    own = {field.alias for field in dependant.query_params}
+    return own.union(*(_query_names(one) for one in dependant.dependencies))
 
 
 def _instead(name: str, known: set[str]) -> str:

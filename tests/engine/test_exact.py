@@ -80,15 +80,15 @@ TINY: dict[str, dict[str, Any]] = {
 DTYPES = {"torch": ("bf16", "fp32"), "cpu": ("bf16", "fp32", "w4a8")}
 
 
-def marks(backend: str, name: str) -> list[pytest.MarkDecorator]:
-    """Real models on torch take minutes."""
+def marks(backend: str, name: str, dtype: str) -> list[pytest.MarkDecorator]:
+    """Real models on torch take minutes; in fp32 they say nothing that the tiny ones do not."""
     if name in TINY:
         return []
-    return [pytest.mark.model, *([pytest.mark.soak] if backend == "torch" else [])]
+    return [pytest.mark.model, *([pytest.mark.soak] if backend == "torch" or dtype == "fp32" else [])]
 
 
 PARAMS = [
-    pytest.param((backend, name, dtype), id=f"{backend}-{name}-{dtype}", marks=marks(backend, name))
+    pytest.param((backend, name, dtype), id=f"{backend}-{name}-{dtype}", marks=marks(backend, name, dtype))
     for backend, dtypes in DTYPES.items()
     for name in (*TINY, *MODELS)
     for dtype in dtypes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import itertools
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -35,12 +37,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Answer:
-    """`cut`: how the connection ends after the body. None: as promised; "close": in the middle of a chunked body."""
+    """`cut`: how the connection ends after the body. None: as promised; "close": in the middle of a chunked body.
+    `then`: what follows the body, as it comes."""
 
     status: int = 200
     body: bytes = b"{}"
     kind: str = "application/json"
     cut: str | None = None
+    then: Callable[[], Iterator[bytes]] = lambda: iter(())
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 DROP = Answer(cut="drop")  # hangs up without a word
@@ -83,7 +88,7 @@ class StubServer:
             def do_GET(self) -> None:
                 stub._answer(self)
 
-            do_POST = do_GET
+            do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -120,9 +125,17 @@ class StubServer:
         handler.send_response(answer.status)
         handler.send_header("Content-Type", answer.kind)
         handler.send_header("Transfer-Encoding", "chunked")
+        for name, value in answer.headers.items():
+            handler.send_header(name, value)
         handler.end_headers()
-        if answer.body:
-            handler.wfile.write(b"%x\r\n%s\r\n" % (len(answer.body), answer.body))
+        with contextlib.suppress(OSError):  # who asked may be gone
+            for piece in itertools.chain([answer.body], answer.then()):
+                if piece:
+                    handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                    handler.wfile.flush()
+            self._end(handler, answer)
+
+    def _end(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
         if answer.cut is None:
             handler.wfile.write(b"0\r\n\r\n")
         handler.wfile.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,11 +28,30 @@ def test_exported_names_are_sorted_and_exist() -> None:
     assert public == set(tenuto.__all__)
 
 
+def faces() -> list[tuple[type, type]]:
+    """Every class of the blocking client with its twin, those that hang at a client or a session included."""
+    blocking, other = tenuto.Client(api_key="k"), tenuto.AsyncClient(api_key="k")
+    pairs = [(tenuto.Client, tenuto.AsyncClient), (tenuto.Session, tenuto.AsyncSession)]
+    pairs += [(tenuto.RunningTurn, tenuto.AsyncRunningTurn)]
+    pairs += [(type(tenuto.Session(blocking, "x").files), type(tenuto.AsyncSession(other, "x").files))]
+    pairs += [(type(one), type(vars(other)[name])) for name, one in vars(blocking).items() if name[0] != "_"]
+    return pairs
+
+
+def calls(face: type) -> dict[str, str]:
+    """Public methods of a class with their signatures, but for what they return."""
+    members = inspect.getmembers(face, lambda one: inspect.isfunction(one) or isinstance(one, property))
+    return {
+        name: "" if isinstance(one, property) else str(inspect.signature(one).replace(return_annotation=None))
+        for name, one in members
+        if name[0] != "_"
+    }
+
+
 def test_exported_names_and_their_methods_are_documented() -> None:
-    faces = [getattr(tenuto, name) for name in tenuto.__all__]
-    faces += [type(tenuto.Client(api_key="k").sessions), type(tenuto.AsyncClient(api_key="k").sessions)]
-    bare = [face.__name__ for face in faces if not (face.__doc__ or "").strip()]
-    for face in faces:
+    shown = [getattr(tenuto, name) for name in tenuto.__all__] + [face for pair in faces() for face in pair]
+    bare = [face.__name__ for face in shown if not (face.__doc__ or "").strip()]
+    for face in (one for one in shown if inspect.isclass(one)):
         members = {name: value for name, value in vars(face).items() if name[0] != "_"}
         bare += [
             f"{face.__name__}.{name}"
@@ -42,14 +62,22 @@ def test_exported_names_and_their_methods_are_documented() -> None:
 
 
 def test_both_clients_have_the_same_calls() -> None:
-    for one, other in ((tenuto.Client, tenuto.AsyncClient), (tenuto.Session, tenuto.AsyncSession)):
-        calls = [
-            {name: str(inspect.signature(value).replace(return_annotation=inspect.Signature.empty))}
-            for face in (one, other)
-            for name, value in sorted(vars(face).items())
-            if name[0] != "_" and inspect.isfunction(value)
-        ]
-        assert calls[: len(calls) // 2] == calls[len(calls) // 2 :]
+    assert len(faces()) > 10
+    for one, other in faces():
+        assert calls(one) == calls(other), one
+
+
+def test_both_clients_say_the_same_of_each_call() -> None:
+    """But for what is awaited."""
+
+    def plain(text: str | None) -> str:
+        words = re.sub(r"(?s)```.*?```", "", text or "")  # examples differ
+        words = re.sub(r"\b(async|await) |; it may be async", "", words)
+        return " ".join(words.replace("Async", "").split())
+
+    for one, other in faces():
+        for name in calls(one):
+            assert plain(getattr(one, name).__doc__) == plain(getattr(other, name).__doc__), (one, name)
 
 
 def test_the_package_loads_nothing_of_the_server() -> None:

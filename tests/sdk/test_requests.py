@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from urllib.parse import unquote
 
+import httpx
 import pytest
 import tenuto
 from tenuto import _wire
@@ -131,3 +134,64 @@ def test_cancel_waits_for_the_end_from_where_the_session_stood(client, server) -
     server.replies = [as_json(INFO), as_json({**INFO, "state": "cancelling"}), stream, as_json(ended)]
     assert client.sessions.get("ses_1").cancel().state == "cancelled"
     assert server.seen[2].after == 7
+
+
+def test_a_server_that_says_when_to_come_back_is_believed_up_to_a_minute() -> None:
+    def waits(**headers: str) -> float:
+        return _wire.pause(0, httpx.Response(429, headers=headers))
+
+    assert (waits(**{"Retry-After": "7"}), waits(**{"Retry-After": "86400"})) == (7.0, 60.0)
+    assert waits(**{"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}) <= 0.1
+    assert max(waits(), _wire.pause(0, None)) <= 0.1
+
+
+def test_a_refusal_says_when_to_come_back(client, server) -> None:
+    refused = problem(409, "conflict", "busy")
+    server.replies = [Answer(409, refused.body, headers={"Retry-After": "3"})]
+    with pytest.raises(tenuto.APIError) as caught:
+        client.models()
+    assert caught.value.retry_after_s == 3.0
+
+
+@pytest.mark.parametrize("odd", ["a/b", "a?b=1#c", "../keys/self", "ä b%2F"])
+def test_an_id_is_one_part_of_the_address_whatever_is_in_it(client, server, odd) -> None:
+    server.replies = [as_json(INFO)]
+    client.sessions.get(odd)
+    (seen,) = server.seen
+    assert seen.path.count("/") == 3
+    assert unquote(seen.path) == f"/v1/sessions/{odd}"
+
+
+@pytest.mark.parametrize("none", ["", ".", ".."])
+def test_what_can_be_no_id_is_refused_before_it_is_sent(client, server, none) -> None:
+    with pytest.raises(tenuto.TenutoError, match="is no id"):
+        client.sessions.get(none)
+    with pytest.raises(tenuto.TenutoError, match="is no id"):
+        client.agents.get(none)
+    assert server.seen == []
+
+
+def test_a_session_that_is_left_in_order_is_completed(server) -> None:
+    server.replies = [as_json({**INFO, "state": "completed", "ending": "completed"})]
+    with tenuto.Client(server.url, "k") as blocking, blocking.sessions.create():
+        pass
+    assert [seen.path for seen in server.seen] == ["/v1/sessions", "/v1/sessions/ses_1/complete"]
+
+
+def test_a_session_that_does_not_rest_when_it_is_left_is_cancelled(server) -> None:
+    ended = as_json({**INFO, "state": "cancelled", "ending": "cancelled"})
+    server.replies = [as_json(INFO), problem(409), ended]
+
+    async def work() -> None:
+        async with tenuto.AsyncClient(server.url, "k") as client, await client.sessions.create():
+            pass
+
+    asyncio.run(work())
+    assert [seen.path.rpartition("/")[2] for seen in server.seen] == ["sessions", "complete", "cancel"]
+
+
+def test_a_session_that_is_left_by_an_error_is_cancelled_and_the_error_is_seen(server, hasty) -> None:
+    server.replies = [as_json(INFO), problem(500)]
+    with tenuto.Client(server.url, "k") as client, pytest.raises(LookupError), client.sessions.create():
+        raise LookupError
+    assert [seen.path.rpartition("/")[2] for seen in server.seen] == ["sessions", "cancel"]

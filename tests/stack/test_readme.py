@@ -24,7 +24,7 @@ import tenuto
 from runtime.demo.stack import Stack
 from runtime.prices import Prices
 from tests.runtime.tools.servers import Seen
-from tests.stack.pages import ALL, ROOT, Block, commands, in_language, objects, output
+from tests.stack.pages import ALL, PAGES, ROOT, Block, commands, in_language, objects, output
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
@@ -168,6 +168,24 @@ async def reader(stack: Stack, web: Seen, tmp_path_factory: pytest.TempPathFacto
 async def test_every_block_says_what_it_is() -> None:
     assert [str(block) for block in ALL if block.language not in LANGUAGES] == []
     assert {block.note for block in ALL} <= {"", IN_A_SANDBOX}
+    fences = [
+        line for path in PAGES for line in path.read_text().splitlines() if line.lstrip().startswith(("```", "~~~"))
+    ]
+    assert len(fences) == 2 * len(ALL), "a block is not closed, or not fenced as the others are"
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "found"),
+    [
+        ("sh", "a b   # c\n\n# d\ne\n", ["a b   # c", "e"]),
+        ("sh", "a \\\n  b\nc", ["a \\\n  b", "c"]),
+        ("sh", "a 'b\nc' d\ne", ["a 'b\nc' d", "e"]),
+        ("sh", "cat > a <<'END'\nit's\n# b\nEND\nc", ["cat > a <<'END'\nit's\n# b\nEND", "c"]),
+        ("console", "$ a\nsays b\n$ c", ["a", "c"]),
+    ],
+)
+async def test_a_command_is_taken_whole(language: str, text: str, found: list[str]) -> None:
+    assert list(commands(Block("page", 1, language, text, ""))) == found
 
 
 @pytest.mark.parametrize("block", in_language("python"), ids=str)

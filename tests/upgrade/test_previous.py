@@ -69,7 +69,8 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def environment(home: Path) -> dict[str, str]:
-    return demo_environment(home, TEST_MODEL)
+    # One backend wherever this runs, and no image to build of each release.
+    return {**demo_environment(home, TEST_MODEL), "TENUTO_SANDBOX": "bubblewrap"}
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -17,8 +17,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from tenuto.errors import APIError, ConnectionFailed, SessionFailed, TenutoError
-from tenuto.models import Event, Turn
+from tenuto._tool import Given, declared
+from tenuto.errors import APIError, ConnectionFailed, TenutoError
+from tenuto.models import Event
 
 DEFAULT_URL = "http://127.0.0.1:8300"
 ATTEMPTS = 8
@@ -27,6 +28,7 @@ STREAM_TIMEOUT = httpx.Timeout(30.0, connect=5.0)  # the server says something e
 STREAM_ATTEMPTS = 60
 LONG_TIMEOUT = httpx.Timeout(660.0, connect=5.0)  # of what a server answers once it has read and verified all of it
 PIECE = 1 << 20
+MOST_PATIENCE_S = 60.0  # of what a server asks for
 LOOK_EVERY_S = 0.5
 BYTES = {"Content-Type": "application/octet-stream"}
 STREAM_ENDS = frozenset({"session.cancelled", "session.completed"})
@@ -94,6 +96,18 @@ def post_headers(idempotency_key: str | None) -> dict[str, str]:
     return {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
 
 
+def pause(attempt: int, response: httpx.Response | None) -> float:
+    """Seconds before the next attempt: what the server said, if it did, else what is usual."""
+    said = retry_after(response) if response is not None else None
+    return pause_before(attempt) if said is None else min(said, MOST_PATIENCE_S)
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Seconds, as `Retry-After` says them; None where it says nothing, or a date."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if re.fullmatch(r"\d{1,9}", text) else None
+
+
 def pause_before(attempt: int) -> float:
     """Seconds before the next attempt: doubling from 0.1 to 5, with jitter."""
     return min(0.1 * 2.0 ** min(attempt, 10), 5.0) * random.uniform(0.5, 1.0)
@@ -109,6 +123,14 @@ def checked(response: httpx.Response) -> httpx.Response:
 def quoted(path: str) -> str:
     """A path of a workspace in an address."""
     return quote(path, safe="/")
+
+
+def segment(name: str | int) -> str:
+    """An id or a name in an address, whatever is in it. Raises TenutoError where it cannot be one."""
+    text = str(name)
+    if text in ("", ".", ".."):
+        raise TenutoError(f"{text!r} is no id")
+    return quote(text, safe="@")
 
 
 @contextlib.contextmanager
@@ -158,7 +180,8 @@ def refusal(response: httpx.Response) -> APIError:
     """The server's problem document as an error; whatever else came is shown as it is."""
     try:
         error: Mapping[str, Any] = response.json()["error"]
-        return APIError(response.status_code, str(error["code"]), str(error["message"]), error.get("param"))
+        said = str(error["code"]), str(error["message"]), error.get("param")
+        return APIError(response.status_code, *said, retry_after(response))
     except (ValueError, KeyError, TypeError, AttributeError):
         return APIError(response.status_code, "unknown", response.text[:500] or response.reason_phrase)
 
@@ -166,7 +189,7 @@ def refusal(response: httpx.Response) -> APIError:
 def session_body(
     model: str,
     system: str | None,
-    tools: Sequence[str | Mapping[str, Any]] | None,
+    tools: Sequence[Given] | None,
     files: Mapping[str, str] | None,
     limits: Mapping[str, Any] | None,
     sampling: Mapping[str, Any] | None,
@@ -177,7 +200,7 @@ def session_body(
     """The body that makes a session: what was not given is left to the server."""
     given = {
         "model": model or None,
-        "tools": None if tools is None else list(tools),
+        "tools": declared(tools),
         "system": system,
         "files": files,
         "limits": limits,
@@ -187,6 +210,16 @@ def session_body(
         **more,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """What was given of these, as a query or a body."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def agent_body(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What an agent says, functions among its tools as what they are to the server."""
+    return {**content, "tools": declared(content["tools"])} if "tools" in content else dict(content)
 
 
 def message_body(content: str, tool_choice: str, max_tool_rounds: int, on_busy: str | None) -> dict[str, Any]:
@@ -279,62 +312,3 @@ class Resume:
         if self._failures >= STREAM_ATTEMPTS:
             raise self._server.away(error) from error
         return min(pause_before(self._failures), 1.0)
-
-
-class TurnReader:
-    """Collects the events of one message until the session rests, fails or ends.
-
-    Feed it every event from before the message was sent. `events` holds all of them, the turns of earlier messages
-    included; the result holds those of the message's own turn.
-    """
-
-    def __init__(self, message_id: str) -> None:
-        self._message_id = message_id
-        self._taken = False
-        self._turn_start = 0  # into events
-        self._own_input: int | None = None  # the step that takes the message
-        self._failed: int | None = None
-        self.events: list[Event] = []
-        self.done = False
-
-    def feed(self, event: Event) -> None:
-        """Take one event; `done` is true once the turn has ended."""
-        if self.done:
-            return
-        if not self._taken:
-            self._look_for_its_step(event)
-        self.events.append(event)
-        if event.type in STREAM_ENDS:
-            self.done = True
-        elif event.type == "session.failed":
-            # Another message's turn may fail before this one is taken. A message whose own input step failed is
-            # never taken; the failure itself ends its turn, and so does one that no step is to blame for.
-            self.done = self._taken or self._failed in (self._own_input, None)
-            self._failed = None
-        elif event.type == "session.idle":
-            self.done = self._taken
-
-    def _look_for_its_step(self, event: Event) -> None:
-        if event.type == "step.started" and event.data.get("message_id") == self._message_id:
-            self._own_input = event.step
-            self._turn_start = len(self.events)
-        elif event.type == "step.failed":
-            self._failed = event.step
-        elif event.type == "step.completed" and event.data.get("message_id") == self._message_id:
-            self._taken = True
-
-    def result(self) -> Turn:
-        """The turn. Raises SessionFailed with the server's sentence where it did not end in an answer."""
-        if not self.done:
-            raise TenutoError("the turn has not ended; feed it more events until `done`")
-        events = self.events[self._turn_start :]
-        last = events[-1]
-        if last.type != "session.idle":
-            message = last.data.get("message", "")
-            raise SessionFailed(f"the session ended as {last.type.removeprefix('session.')}. {message}".strip())
-        answers = [event for event in events if event.type == "message.completed"]
-        stopped = any(event.type == "session.interrupted" for event in events)
-        answer = answers[-1].data if answers else {"text": "", "outcome": "incomplete"}
-        if stopped:
-            answer = {**answer, "outcome": "interrupted"}
-        return Turn(text=answer["text"], outcome=answer["outcome"], events=events)

@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from engine.tokens import PublishedChat, load_chat_format, publish_chat
+from engine.tokens import ChatFormat, PublishedChat, Tokenizer, load_chat_format, publish_chat, read_chat
 from runtime.api import make_app
+from runtime.api.chats import Chats
 from runtime.embedded import PostgresServer
 from runtime.home import make_secrets_key
 from runtime.settings import Settings
@@ -27,6 +28,22 @@ CARD = {"model": "smollm2-135m-instruct", "context_length": 8192, "fingerprint":
 @cache
 def published_chat(model_path: Path) -> PublishedChat:
     return publish_chat(*load_chat_format(model_path))
+
+
+@cache
+def read_once(published: PublishedChat) -> tuple[Tokenizer, ChatFormat]:
+    return read_chat(published)
+
+
+class KnownChats(Chats):
+    """As the API's, but that each test does not read again what one before it has read."""
+
+    def __init__(self, published: PublishedChat) -> None:
+        super().__init__()
+        self._published = published
+
+    async def _found(self, db: Database, digest: str) -> tuple[Tokenizer, ChatFormat]:
+        return read_once(self._published) if digest == self._published.digest else await super()._found(db, digest)
 
 
 @pytest.fixture
@@ -48,6 +65,7 @@ async def app(dsn: str, temporal_address: str, model_path: Path, tmp_path: Path)
         await fleet.register_node(db, "n", "b", "q", CARD, {}, chat=published.digest)
     app = make_app(settings)
     async with app.router.lifespan_context(app):
+        app.state.chats = KnownChats(published)
         yield app
 
 

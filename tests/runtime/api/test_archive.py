@@ -87,6 +87,15 @@ async def test_what_goes_out_comes_in_as_another_session_that_stands_where_the_f
     assert await house.db.fetch("SELECT 1 FROM errand_parts") == []
 
 
+async def test_a_step_that_says_how_many_calls_it_ran_goes_out_too(house):
+    session = await with_files(house)
+    await house.db.execute(
+        "UPDATE steps SET output = coalesce(output, '{}'::jsonb) || '{\"calls\": 2}' WHERE session_id = $1", session
+    )
+    steps = members(await exported(house, session))["steps.jsonl"].splitlines()
+    assert {json.loads(step)["output"]["calls"] for step in steps} == {2}
+
+
 async def test_with_all_snapshots_it_can_be_taken_back_to_earlier_ones(house):
     session = await with_files(house)
     made = (await imported(house, await exported(house, session, snapshots="all"))).json()

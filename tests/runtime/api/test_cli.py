@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import tenuto as sdk
 from click.testing import CliRunner, Result
 
 from runtime.cli import main
@@ -131,3 +132,57 @@ def test_a_webhook_to_a_host_that_is_not_listed_is_refused_in_a_sentence(tenuto:
     said = tenuto.as_a_process("webhooks", "create", "https://hooks.example.org/", "--type", "session.*")
     assert (said.returncode, "TENUTO_EGRESS_ALLOW" in said.stderr, "Traceback" in said.stderr) == (1, True, False)
     assert rows(tenuto("webhooks", "list", "--json")) == []
+
+
+def test_sessions_are_listed_by_state_and_agent_and_shown(tenuto: Tenuto) -> None:
+    with sdk.Client(tenuto.url, KEY) as client:
+        client.agents.create("listed", system="You are brief.")
+        made = [client.sessions.create(agent="listed", seed=seed) for seed in (1, 2)]
+    found = rows(tenuto("sessions", "--agent", "listed", "--json"))
+    assert [row["id"] for row in found] == [made[1].id, made[0].id]
+    assert rows(tenuto("sessions", "list", "--agent", "listed@1", "--limit", "1", "--json")) == found[:1]
+    assert rows(tenuto("sessions", "--agent", "listed", "--state", "idle", "--state", "failed", "--json")) == []
+    listed = tenuto("sessions", "list", "--agent", "listed").stdout
+    assert (made[0].id in listed, "listed@1" in listed, "\x1b" in listed) == (True, True, False)
+    shown = tenuto("sessions", "show", made[0].id).stdout
+    assert ("created" in shown, "You are brief." in shown) == (True, True)
+    assert rows(tenuto("sessions", "show", made[0].id, "--json"))[0]["seed"] == 1
+    assert rows(tenuto("sessions", "cancel", made[0].id, "--no-wait", "--json"))[0]["ending"] == "cancelled"
+    assert tenuto("sessions", "--json", "show", made[0].id).exit_code == 2
+    assert tenuto("sessions", "--state", "asleep").exit_code == 2
+
+
+def test_what_happened_in_a_session_is_told_for_people_and_for_programs(tenuto: Tenuto) -> None:
+    with sdk.Client(tenuto.url, KEY) as client:
+        session = client.sessions.create(system="You are brief.")
+        session.send("Say \x1b[31mtide.")
+    events = rows(tenuto("logs", session.id, "--json"))
+    assert [event["type"] for event in events] == ["session.created", "message.accepted"]
+    assert rows(tenuto("logs", session.id, "--json", "--after", "1")) == events[1:]
+    told = tenuto("logs", session.id).stdout.splitlines()
+    assert ("message.accepted" in told[1], "Say [31mtide." in told[1], "\x1b" in told[1]) == (True, True, False)
+    assert rows(tenuto("steps", session.id, "--json")) == rows(tenuto("checkpoints", session.id, "--json")) == []
+    assert "kind" in tenuto("steps", session.id).stdout
+    assert tenuto.as_a_process("logs", "ses_none").stderr == "tenuto: there is no session ses_none\n"
+    (fork,) = rows(tenuto("fork", session.id, "--json"))
+    assert fork["forked_from"] == {"session_id": session.id, "step": None}
+    assert tenuto("rewind", session.id, "0").exit_code == 2
+
+
+def test_questions_are_listed_and_one_that_is_none_is_a_sentence(tenuto: Tenuto) -> None:
+    assert "question" in tenuto("approvals").stdout
+    assert rows(tenuto("approvals", "--state", "answered", "--json")) == []
+    assert tenuto.as_a_process("approve", "qst_none").stderr == "tenuto: there is no question qst_none\n"
+
+
+def test_a_shell_completes_the_ids_of_sessions(tenuto: Tenuto) -> None:
+    with sdk.Client(tenuto.url, KEY) as client:
+        session = client.sessions.create()
+    environment = {
+        "COMP_WORDS": f"tenuto logs {session.id[:8]}",
+        "COMP_CWORD": "2",
+        "_TENUTO_COMPLETE": "bash_complete",
+    }
+    environment |= {"TENUTO_API_URL": tenuto.url, "TENUTO_API_KEY": KEY}
+    said = CliRunner(env=environment).invoke(main, [], prog_name="tenuto", complete_var="_TENUTO_COMPLETE")
+    assert f"plain,{session.id}" in said.output.splitlines()

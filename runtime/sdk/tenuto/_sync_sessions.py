@@ -1,0 +1,512 @@
+"""Sessions, as the blocking client offers them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from tenuto import _wire
+from tenuto._files import Files
+from tenuto._sync_turns import Answers, RunningTurn
+from tenuto._tool import Given, bound
+from tenuto._turns import HOLDS_QUESTIONS, RESTING, Approve, asked
+from tenuto.errors import APIError, TenutoError
+from tenuto.models import Event, Question, Ran, Receipt, SessionInfo, Turn
+
+if TYPE_CHECKING:
+    from tenuto._sync import Client
+
+
+class Sessions:
+    """The sessions of a tenant: make, find and list them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def create(
+        self,
+        *,
+        model: str = "",
+        system: str | None = None,
+        tools: Sequence[Given] | None = None,
+        files: Mapping[str, str] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        kv: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        approvals: Mapping[str, Any] | None = None,
+        budget: Mapping[str, Any] | None = None,
+        on_busy: str | None = None,
+        context_policy: str | None = None,
+        egress: Sequence[str] = (),
+        image: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Session:
+        """Create a session.
+
+        `tools`: names of built-in ones, tools of your own, or functions (see `tenuto.tool`), which run here; `files`:
+        its first workspace; `approvals`: tools whose calls wait for a person; `budget`: what it may use in all;
+        `on_busy`: what a message does that comes while it works; `context_policy`: what gives way in a full context;
+        `egress`: hosts that its sandbox may reach; `image`: what its sandbox is made of; `agent`: a name, or `name@3`,
+        which says whatever is not said here. Of functions, only those given here run, not those an agent names.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client:
+            session = client.sessions.create(
+                system="You are brief.",
+                tools=["bash"],
+                files={"notes.txt": "tide at six"},
+                limits={"max_think_tokens": 16},
+                metadata={"team": "blue"},
+            )
+            print(session.info().state)  # created
+            session.cancel()
+        ```
+        """
+        more: dict[str, Any] = {
+            "approvals": approvals,
+            "budget": budget,
+            "on_busy": on_busy,
+            "context_policy": context_policy,
+            "image": image,
+            "agent": agent,
+            "metadata": metadata,
+        }
+        more["egress"] = list(egress) or None
+        body = _wire.session_body(model, system, tools, files, limits, sampling, kv, seed, **more)
+        made = self._client.post("/v1/sessions", body, key=idempotency_key)
+        return Session(self._client, made["id"], tools=tools)
+
+    def get(self, session_id: str, *, tools: Sequence[Given] | None = None) -> Session:
+        """The session of this id; its calls of these functions run here. Raises APIError (404) where there is none."""
+        session = Session(self._client, session_id, tools=tools)
+        session.info()
+        return session
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tools: Sequence[Given] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Session:
+        """A new session from a file that `export` wrote: it goes on where that one stood. `missing_secrets` of it names
+        the values that the file does not have."""
+        made = self._client.upload("/v1/sessions/import", path, key=idempotency_key)
+        return Session(self._client, made["id"], tools=tools, missing_secrets=made["secrets"])
+
+    def list(
+        self, *, limit: int = 50, agent: str | None = None, state: str | Sequence[str] | None = None
+    ) -> Iterator[SessionInfo]:
+        """Every session of the tenant, newest first; of an agent (`name`, or `name@3`), in a state or any of several.
+        `limit`: of a page."""
+        asked = _wire.given(limit=limit, agent=agent, state=state)
+        while True:
+            page = self._client.get("/v1/sessions", asked)
+            yield from (SessionInfo.model_validate(row) for row in page["data"])
+            if not page["has_more"]:
+                return
+            asked["after"] = page["last_id"]
+
+
+class Session:
+    """One durable session. Its state lives on the server; this is a handle to it.
+
+    As a context manager it ends the session: completed where the block ends in order and the session rests, else
+    cancelled.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        session_id: str,
+        *,
+        tools: Sequence[Given] | None = None,
+        missing_secrets: Sequence[str] = (),
+    ) -> None:
+        self._client = client
+        self.id = session_id
+        self.missing_secrets = tuple(missing_secrets)  # of one that was imported
+        self._path = f"/v1/sessions/{_wire.segment(session_id)}"
+        self._tools = bound(tools)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None:  # what went wrong is to be seen, not that ending it failed too
+            with contextlib.suppress(TenutoError):
+                self.cancel(wait=False)
+            return
+        try:
+            self.complete()
+        except APIError as error:
+            if error.status != 409:
+                raise
+            self.cancel()  # it does not rest
+
+    def info(self) -> SessionInfo:
+        """How the session stands now."""
+        return SessionInfo.model_validate(self._client.get(self._path))
+
+    def send(
+        self,
+        content: str,
+        *,
+        tool_choice: str = "auto",
+        max_tool_rounds: int = 8,
+        on_busy: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Give the session a message and return its id. Once this returns, the message is never lost.
+
+        `on_busy`: enqueue, reject (APIError 409) or interrupt; by default as the session says.
+        """
+        body = _wire.message_body(content, tool_choice, max_tool_rounds, on_busy)
+        message_id: str = self._client.post(f"{self._path}/events", body, key=idempotency_key)["id"]
+        return message_id
+
+    def stream(self, after: int = 0, *, watch: Callable[[], None] | None = None) -> Generator[Event, None, None]:
+        """Follow the session's events from a position on until it ends. Reconnects by itself and misses nothing.
+
+        `watch` is called whenever the server says anything, every few seconds at least; what it raises ends the stream.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            session.send("Say yes.")
+            for event in session.stream():  # from the beginning; stream(after=event.id) goes on behind an event
+                print(event.id, event.type)
+                if event.type == "session.idle":
+                    break
+        ```
+        """
+        return self._client.stream(f"{self._path}/events/stream", after, watch)
+
+    def run(
+        self,
+        content: str,
+        *,
+        tool_choice: str = "auto",
+        max_tool_rounds: int = 8,
+        on_busy: str | None = None,
+        approve: Approve | None = None,
+    ) -> Turn:
+        """Send a message and wait until the session rests again. Raises SessionFailed, NeedsAnswer.
+
+        Calls of the session's functions run meanwhile, several at once. `approve` is asked of each call that waits for
+        a person's word, with the Question, and gives True, False or `("decline", reason)`.
+
+        ```python
+        import tenuto
+
+        def approve(question: tenuto.Question) -> bool | tuple[str, str]:
+            command = str(question.about["arguments"])
+            return True if "rm" not in command else ("decline", "nothing is removed here")
+
+        with tenuto.Client() as client:
+            made = {"tools": ["bash"], "approvals": {"bash": {}}, "limits": {"max_think_tokens": 48}}
+            with client.sessions.create(**made) as session:
+                turn = session.run("List the files.", tool_choice="required", max_tool_rounds=1, approve=approve)
+                print(turn.outcome, turn.text)
+        ```
+        """
+        message = {"content": content, "tool_choice": tool_choice, "max_tool_rounds": max_tool_rounds}
+        with RunningTurn(self, {**message, "on_busy": on_busy}, approve) as turn:
+            return turn.result()
+
+    def turn(
+        self,
+        content: str,
+        *,
+        tool_choice: str = "auto",
+        max_tool_rounds: int = 8,
+        on_busy: str | None = None,
+        approve: Approve | None = None,
+    ) -> RunningTurn:
+        """As `run`, with the events as they come: `with session.turn(...) as turn`, `for event in turn`.
+
+        `turn.result()` is what `run` returns. Leaving it early leaves the session working.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            with session.turn("Say yes.") as turn:
+                for event in turn:
+                    if event.type == "model.delta":
+                        print(event.data["text"], end="", flush=True)
+            print(turn.result().outcome)
+        ```
+        """
+        message = {"content": content, "tool_choice": tool_choice, "max_tool_rounds": max_tool_rounds}
+        return RunningTurn(self, {**message, "on_busy": on_busy}, approve)
+
+    def serve(self, *, approve: Approve | None = None) -> SessionInfo:
+        """Answer what the session waits for until it rests, with no message of its own: so a turn goes on in another
+        process, from `sessions.get(id, tools=[...])`. Raises NeedsAnswer.
+
+        ```python
+        import tenuto
+
+        @tenuto.tool
+        def tide(place: str) -> str:
+            \"\"\"When the tide comes.\"\"\"
+            return "at six"
+
+        with tenuto.Client() as client:
+            made = client.sessions.create(tools=[tide], limits={"max_think_tokens": 48})
+            made.send("When does the tide come to Dover?", tool_choice="required", max_tool_rounds=1)
+            session = client.sessions.get(made.id, tools=[tide])  # as another process would
+            print(session.serve().state)
+            session.cancel()
+        ```
+        """
+        answers = self._answers(approve)
+        while (info := self.info()).state not in RESTING:
+            if info.state in HOLDS_QUESTIONS:
+                for question in self.questions():
+                    answers.give(question.id)
+            with contextlib.closing(self.stream(info.last_event, watch=answers.check)) as events:
+                for event in events:
+                    if (asked_for := asked(event)) is not None:
+                        answers.give(asked_for)
+                    if event.type.startswith("session."):
+                        break
+        return info
+
+    def _answers(self, approve: Approve | None) -> Answers:
+        return Answers(self._client, self._tools, approve)
+
+    def events(self, after: int = 0) -> list[Event]:
+        """Every event after a position, up to now."""
+        found: list[Event] = []
+        while True:
+            page = self._client.get(f"{self._path}/events", {"after": after, "limit": 1000})
+            found.extend(Event.model_validate(row) for row in page["data"])
+            if not page["has_more"]:
+                return found
+            after = page["last_id"]
+
+    def position(self) -> int:
+        """The position of the last event."""
+        return self.info().last_event
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Every step: its kind, state, attempts and tokens."""
+        return self._list("steps")
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """Every attempt at a step: on which node, from where it resumed, how it ended."""
+        return self._list("attempts")
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Every checkpoint: what a session that is resumed starts from."""
+        return self._list("checkpoints")
+
+    def token_ids(self) -> list[int]:
+        """The transcript's token ids."""
+        return [token for segment in self._list("transcript") for token in segment["token_ids"]]
+
+    def kv(self) -> dict[str, Any]:
+        """Where the session's KV was last seen."""
+        return self._client.get(f"{self._path}/kv")
+
+    @property
+    def files(self) -> Files:
+        """The session's workspace.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create() as session:
+            session.files.write("notes/today.txt", "tide at six")
+            print(session.files.read("notes/today.txt"))
+            print([file.path for file in session.files.list()])
+        ```
+        """
+        return Files(self._client, self._path)
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float = 60.0,
+        stdin: str = "",
+        idempotency_key: str | None = None,
+    ) -> Ran:
+        """Run a command in the session's sandbox: an argument list, or a text for bash. Raises APIError (409) while the
+        session works.
+
+        `reason` is `outcome_unknown` where the sandbox was lost while it ran: it is not run again by itself.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create() as session:
+            ran = session.exec(["wc", "-w"], stdin="one two three")
+            print(ran.ok, ran.output)  # True 3
+            print(session.exec("echo hello > greeting && cat greeting").output)
+        ```
+        """
+        body = _wire.exec_body(command, timeout_s, stdin)
+        made = self._client.post(f"{self._path}/sandbox/exec?wait_s=20", body, key=idempotency_key)
+        while made["state"] == "accepted":
+            time.sleep(_wire.LOOK_EVERY_S)
+            made = self._client.get(f"{self._path}/sandbox/exec/{made['id']}")
+        return Ran.model_validate(made)
+
+    def pin(self, *, ttl_s: float | None = None) -> Receipt:
+        """Keep the session's pages on the device, for so many seconds if given."""
+        return self._intent("pin", ttl_s=ttl_s)
+
+    def offload(self, tier: str = "auto", *, wait: bool = False) -> Receipt:
+        """Copy the session's pages to a tier (host, nvme, shared, or where the policy says); with `wait`, return once
+        they are there."""
+        return self._intent("offload", tier=tier, wait=wait)
+
+    def prefetch(self, *, wait: bool = False) -> Receipt:
+        """Bring the session's pages back to the device."""
+        return self._intent("prefetch", wait=wait)
+
+    def release_kv(self) -> Receipt:
+        """Stop keeping the session's pages on the device."""
+        return self._intent("release")
+
+    def _intent(self, intent: str, **given: Any) -> Receipt:
+        body = {name: value for name, value in given.items() if value is not None}
+        return Receipt.model_validate(self._client.post(f"{self._path}/kv/{intent}", body))
+
+    def export(self, path: str | os.PathLike[str], *, snapshots: str = "last") -> None:
+        """Write the session to a file: its record and its workspace (`snapshots="all"`: every checkpoint's), without
+        secrets and without KV.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            session.run("Say yes.")
+            session.export("session.tar")
+            with client.sessions.import_("session.tar") as copy:  # at this server or another one
+                print(copy.info().tokens)
+        ```
+        """
+        self._client.download(f"{self._path}/export", path, {"snapshots": snapshots})
+
+    def pause(self, *, wait: bool = True) -> SessionInfo:
+        """Stop spending: a think stops at its last durable token, a tool runs to its end.
+
+        As with all that is asked of a session: with `wait`, return once it is done.
+        """
+        return self._command("pause", None, wait)
+
+    def resume(self, *, wait: bool = True) -> SessionInfo:
+        """Go on where the session was paused."""
+        return self._command("resume", None, wait)
+
+    def retry(self, *, wait: bool = True) -> SessionInfo:
+        """Go on at the step that failed."""
+        return self._command("retry", None, wait)
+
+    def interrupt(self, *, wait: bool = True) -> SessionInfo:
+        """End the turn: what was sampled stays, calls that run are stopped, and the session rests."""
+        return self._command("interrupt", None, wait)
+
+    def rewind(self, step: int, *, seed: int | None = None, resume: bool = False, wait: bool = True) -> SessionInfo:
+        """Go back to the checkpoint of a step. With a `seed`, what is sampled from there on differs.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            session.run("Say yes.")
+            asked, answered = [step["id"] for step in session.steps()]
+            session.run("Say no.")
+            session.rewind(answered)  # the second turn is left behind, and stays in the record
+            print(session.run("Say maybe.").text)
+        ```
+        """
+        return self._command("rewind", _wire.branch_body(step, seed, resume), wait)
+
+    def fork(
+        self,
+        step: int | None = None,
+        *,
+        seed: int | None = None,
+        resume: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Session:
+        """A new session that begins as this one was at a checkpoint (the last by default); nothing is copied.
+
+        ```python
+        import tenuto
+
+        with tenuto.Client() as client, client.sessions.create(limits={"max_think_tokens": 16}) as session:
+            session.run("Say yes.")
+            with session.fork() as other:  # what was said until now is shared, and nothing is computed again
+                print(other.run("And now no.").text)
+        ```
+        """
+        body = _wire.branch_body(step, seed, resume)
+        made = self._client.post(f"{self._path}/fork", body, key=idempotency_key)
+        return Session(self._client, made["id"], tools=[*self._tools.values()])
+
+    def complete(self, *, wait: bool = True) -> SessionInfo:
+        """End a session that rests and free what it holds; with `wait`, return once that is true."""
+        return self._ended(self._ask("complete"), wait)
+
+    def questions(self) -> list[Question]:
+        """What the session waits for now."""
+        return self._client.questions(self.id)
+
+    def until(self, *states: str) -> SessionInfo:
+        """Wait until the session is in one of these states, or has ended."""
+        info = self.info()
+        wanted = {*states, "cancelled", "completed"}
+        while info.state not in wanted:
+            with contextlib.closing(self.stream(info.last_event)) as events:
+                for event in events:
+                    if event.type.startswith("session."):
+                        break
+            info = self.info()
+        return info
+
+    def cancel(self, *, wait: bool = True) -> SessionInfo:
+        """Stop the session and free what it holds; with `wait`, return once that is true."""
+        return self._ended(self._ask("cancel"), wait)
+
+    def _command(self, verb: str, body: Mapping[str, Any] | None, wait: bool) -> SessionInfo:
+        before = self.position()
+        made = self._client.post(f"{self._path}/{verb}", body)
+        if not wait:
+            return SessionInfo.model_validate(made)
+        with contextlib.closing(self.stream(before)) as events:
+            for event in events:
+                if event.data.get("command_id") == made["command"]:
+                    _wire.ensure_applied(event)
+                    break
+        return self.info()
+
+    def _ask(self, verb: str, body: Mapping[str, Any] | None = None) -> SessionInfo:
+        return SessionInfo.model_validate(self._client.post(f"{self._path}/{verb}", body))
+
+    def _ended(self, info: SessionInfo, wait: bool) -> SessionInfo:
+        """The session once nothing of it is left, if that is to be waited for."""
+        ends = info.ending is not None or info.state == "cancelling"
+        if wait and ends and info.state not in ("cancelled", "completed"):
+            for _ in self.stream(info.last_event):
+                pass
+            info = self.info()
+        return info
+
+    def _list(self, what: str) -> list[dict[str, Any]]:
+        data: list[dict[str, Any]] = self._client.get(f"{self._path}/{what}")["data"]
+        return data
