@@ -64,7 +64,7 @@ class _Strict(tarfile.TarInfo):
                 raise
             raise tarfile.ReadError(str(error)) from None
         if header.type in EXTENDED and not 0 <= header.size <= MAX_EXTENDED:
-            raise tarfile.ReadError(f"an extended header has {header.size} bytes, longer than the {MAX_EXTENDED} that are read")
+            raise tarfile.ReadError(f"an extended header has {header.size} bytes, longer than {MAX_EXTENDED} allowed")
         return header
 
 
