@@ -46,6 +46,7 @@ _BUILT_IN: Final = ("bash", "python", "read_file", "shell", "write_file")
 @click.pass_context
 def run(
     ctx: click.Context,
+    /,
     task: str,
     session_id: str | None,
     tools: tuple[str, ...],
@@ -66,7 +67,7 @@ def run(
     texts = _texts(files)
     with tenuto.Client() as client:
         if session_id is None:
-            approvals = {"*": {}} if approve == "ask" and (tools or "agent" in given) else None
+            approvals: dict[str, Any] | None = {"*": {}} if approve == "ask" and (tools or "agent" in given) else None
             chosen = list(tools) if tools or "agent" not in given else None
             session = client.sessions.create(tools=chosen, files=texts or None, approvals=approvals, **given)  # type: ignore[arg-type]
         else:
