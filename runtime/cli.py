@@ -124,19 +124,27 @@ def demo(seed: int, temperature: float, model: str | None, context: int, as_json
 
 
 @main.command()
-@click.option("--address", help="Socket path or host:port; default: the engine of the stack that runs here.")
-@click.option("--json", "as_json", is_flag=True)
-def engine(address: str | None, as_json: bool) -> None:
-    """What the engine measures of itself: times, batch, pages by state, tokens by source, preemptions."""
+@click.option("--node", help="Of this node; all by default.")
+@click.option("--address", help="Ask this socket path or host:port itself, past the API, as where that is away.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per engine.")
+def engine(node: str | None, address: str | None, as_json: bool) -> None:
+    """What engines measure of themselves: times, batch, pages by state, tokens by source, preemptions."""
     from runtime import engine_view
 
-    settings = Settings.load()
-    target = address or settings.engine_target
-    card, stats = asyncio.run(engine_view.ask(target))
-    if as_json:
-        click.echo(json.dumps({**card.as_message(), **stats}))
+    found: list[dict[str, Any]]
+    if address is not None:
+        card, stats = asyncio.run(engine_view.ask(address))
+        found = [{"id": address, "card": card.as_message(), "stats": stats, "error": None}]
     else:
-        Console().print(engine_view.view(card, stats))
+        with tenuto.Client() as client:
+            found = client.get("/v1/admin/engines", {"node": node} if node else None)["data"]
+    for one in found:
+        if as_json:
+            figures = {"error": one["error"]} if one["stats"] is None else {**one["card"], **one["stats"]}
+            click.echo(json.dumps({"node": one["id"], **figures}))
+        else:
+            click.echo(one["id"])
+            Console().print(engine_view.view_of(one))
 
 
 for command in (

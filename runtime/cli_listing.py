@@ -62,6 +62,8 @@ def show(rows: Iterable[Row], as_json: bool, columns: Sequence[str], cells: Call
         table.add_row(*cells(row))
     # What its owner wrote is shown as it is; what is piped has a line for each row, however long.
     Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS, markup=False).print(table)
+    if not table.row_count:
+        click.echo("(none)", err=True)
 
 
 def moment(text: str | None) -> str:

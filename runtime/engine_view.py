@@ -34,6 +34,13 @@ async def ask(address: str) -> tuple[ModelCard, dict[str, Any]]:
         return client.card, await client.stats()
 
 
+def view_of(told: Mapping[str, Any]) -> RenderableType:
+    """The same of what the API tells of an engine: its card and stats, or why it did not answer."""
+    if told["stats"] is None:
+        return f"it did not answer: {told['error']}"
+    return view(ModelCard.from_message(told["card"]), told["stats"])
+
+
 def view(card: ModelCard, stats: dict[str, Any]) -> RenderableType:
     """Tables of the stats; a figure that was never measured is a dash."""
     tables = (_times(stats["metrics"]), _pages(stats), _tiers(stats), _tokens(stats["counters"]))
