@@ -23,8 +23,17 @@ from .spec import MAX_FILES
 
 MAX_PATH = 4000  # bytes; what a tool can name below /work
 HEADERS = 4 << 10  # bytes that a member may take beside its content
+EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+MAX_EXTENDED = 8 << 10  # bytes of a header that says more of a member: two of the longest paths, and some
 ZIP = b"PK"
-BROKEN = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
+# Headers that say more of headers are read one within the other.
+BROKEN = (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
 
 
 class _Bounded(io.RawIOBase):
@@ -43,16 +52,20 @@ class _Bounded(io.RawIOBase):
 
 
 class _Strict(tarfile.TarInfo):
-    """What is no header in the middle of an archive is an error; tarfile would take it for the end."""
+    """What is no header in the middle of an archive is an error; tarfile would take it for the end. So is an extended
+    header of any size: it is searched in a time that grows with its square, and nothing else runs meanwhile."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
-            return super().frombuf(buf, encoding, errors)
+            header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if type(error).__name__ in ("EmptyHeaderError", "EOFHeaderError"):  # the end, as it should be
                 raise
             raise tarfile.ReadError(str(error)) from None
+        if header.type in EXTENDED and not 0 <= header.size <= MAX_EXTENDED:
+            raise tarfile.ReadError(f"an extended header has {header.size} bytes, longer than {MAX_EXTENDED} allowed")
+        return header
 
 
 def seed_tar(data: bytes, store: snapshots.Sink, limit_bytes: int = 256 << 20) -> str:

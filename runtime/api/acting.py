@@ -33,7 +33,7 @@ Acting = Annotated[Act, Depends(acting)]
 
 def action_of(scope: Scope) -> str:
     """Collection and route, as `keys.revoke`."""
-    collection = scope["path"].removeprefix(_PREFIX).partition("/")[0]
+    collection = _kept(scope["path"].removeprefix(_PREFIX).partition("/")[0])
     name = getattr(scope.get("route"), "name", None) or scope["method"].lower()
     return f"{collection[:64]}.{name}"
 
@@ -75,7 +75,7 @@ async def _note(scope: Scope, caller: Caller, status: int) -> None:
     if outcome == "done" and scope["state"].get("noted"):
         return
     act = Act(caller.tenant_id, caller.key_id, action_of(scope), request_id())
-    target = ":".join(str(value) for value in scope.get("path_params", {}).values())[:300] or None
+    target = _kept(":".join(str(value) for value in scope.get("path_params", {}).values()))[:300] or None
     detail: dict[str, Any] = {"status": status}
     if code := scope["state"].get("error_code"):
         detail["code"] = code
@@ -83,3 +83,8 @@ async def _note(scope: Scope, caller: Caller, status: int) -> None:
         await audit.note(scope["app"].state.db, act, target, outcome, detail)
     except Unavailable as error:
         log.error("%s of %s by %s was %s and could not be noted: %s", act.action, target, act.key_id, outcome, error)
+
+
+def _kept(text: str) -> str:
+    """Postgres keeps no NUL, and who sends one is written down as well."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -7,6 +7,8 @@ answer waits for that; where it takes too long, it says `accepted`, and the chan
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import time
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -226,9 +228,11 @@ async def _accept(
     body: bytes | None,
 ) -> Accepted:
     await views.owned(db, tenant, session_id)
-    command_id = await made_before(request, db, tenant)
+    asked = json.dumps([verb, argument]).encode() + (body or b"")
+    digest = hashlib.sha256(asked).digest()  # what stands in the query counts too, but for how long to wait
+    command_id = await made_before(request, db, tenant, digest=digest)
     if command_id is None or not await commands.exists(db, command_id):
-        command_id = await id_for(request, db, tenant, "cmd")
+        command_id = await id_for(request, db, tenant, "cmd", digest=digest)
         await commands.accept(db, tenant, session_id, command_id, verb, argument, body)
     return Accepted(session_id, command_id, verb)
 

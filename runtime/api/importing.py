@@ -103,16 +103,19 @@ async def _keep(request: Request, db: Database, tenant: str, parts: str) -> tupl
     """Keep the body; its sha256, and the configuration that it begins with."""
     digest, piece, head, count = hashlib.sha256(), bytearray(), bytearray(), 0
     config: SessionConfig | None = None
+    look_at = tarfile.BLOCKSIZE  # bytes of the head: pieces may be tiny, and each look reads all of it
     async for chunk in request.stream():
         digest.update(chunk)
         piece += chunk
         if config is None:
             head += chunk
-            config = _config(bytes(head))
+            if len(head) >= look_at:
+                config, look_at = _config(bytes(head)), 2 * len(head)
         if len(piece) >= PIECE:
             await errands.add_part(db, tenant, parts, count, bytes(piece))
             piece, count = bytearray(), count + 1
     await errands.add_part(db, tenant, parts, count, bytes(piece))
+    config = config or _config(bytes(head))
     if config is None:
         raise InvalidRequest("the body is no archive of a session, or is cut off")
     return digest.digest(), config

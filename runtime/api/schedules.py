@@ -182,8 +182,16 @@ async def get(schedule_id: Id, request: Request, db: Db, tenant: Tenant) -> Sche
 @router.patch("/{schedule_id}", responses=refusals(404))
 async def change(schedule_id: Id, body: ChangeIn, request: Request, db: Db, tenant: Tenant) -> ScheduleOut:
     """From its next firing on."""
-    view = _view(await store.get(db, tenant, schedule_id))
-    said = {name: value for name, value in view.items() if name in ScheduleIn.model_fields}
+    while True:  # somebody else may change it meanwhile, and is not undone
+        row = await store.get(db, tenant, schedule_id)
+        if await store.change(db, tenant, schedule_id, await _changed(db, tenant, row, body), row["revision"]):
+            break
+    _tell(request, db, schedule_id)
+    return ScheduleOut(**_view(await store.get(db, tenant, schedule_id)))
+
+
+async def _changed(db: Db, tenant: str, row: asyncpg.Record, body: ChangeIn) -> store.Plan:
+    said = {name: value for name, value in _view(row).items() if name in ScheduleIn.model_fields}
     given = body.model_dump(exclude_none=True)
     if "cron" in given or "every_s" in given:
         said |= {"cron": None, "every_s": None}
@@ -192,9 +200,7 @@ async def change(schedule_id: Id, body: ChangeIn, request: Request, db: Db, tena
     except ValidationError as error:
         param, message = describe(error.errors())
         raise InvalidRequest(message, param=param) from None
-    await store.change(db, tenant, schedule_id, await _checked(db, tenant, wanted))
-    _tell(request, db, schedule_id)
-    return ScheduleOut(**_view(await store.get(db, tenant, schedule_id)))
+    return await _checked(db, tenant, wanted)
 
 
 @router.post("/{schedule_id}/pause", responses=refusals(404))

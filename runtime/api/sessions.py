@@ -13,7 +13,7 @@ from runtime import delivery
 from runtime.agents import AGENT, parse_agent
 from runtime.api import views
 from runtime.api.documented import After, Id, Limit, Page, refusals
-from runtime.api.guard import Db, Tenant
+from runtime.api.guard import Db, Tenant, Who
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.making import checked, resolved
 from runtime.api.models import checked_model, ensure_it_fits
@@ -139,14 +139,14 @@ async def stream(
     session_id: Id,
     request: Request,
     db: Db,
-    tenant: Tenant,
+    caller: Who,
     after: Position = 0,
     last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None,
 ) -> StreamingResponse:
     """Server-sent events from a position on; come back with `Last-Event-ID` and nothing is missed or repeated."""
-    row = await views.owned(db, tenant, session_id)
+    row = await views.owned(db, caller.tenant_id, session_id)
     start = min(after if last_event_id is None else last_event_id, row["next_pos"] - 1)
-    frames = sse(request.app.state.hub, db, session_id, start)
+    frames = sse(request.app.state.hub, db, session_id, start, caller.key_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
 

@@ -11,9 +11,9 @@ import asyncpg
 from runtime import delivery
 from runtime.agents import Origin
 from runtime.config import Wanted
-from runtime.errors import Conflict, NotFound, RequestError
+from runtime.errors import Conflict, Forbidden, NotFound, RequestError
 from runtime.steps.services import Services
-from runtime.store import agents, domains, schedules, sessions
+from runtime.store import agents, domains, schedules, sessions, tenants
 from workflows.contract import FiringIn, RunOut
 from workflows.states import TERMINAL, State
 
@@ -38,6 +38,7 @@ async def fire(s: Services, what: FiringIn) -> RunOut:
     message_id = f"msg_{_digest('message', what.firing)}"
     try:
         if not await sessions.message_exists(s.db, message_id):
+            await _ensure_enabled(s, tenant_id)
             await _make(s, schedule, what, session_id)
             message = dict(schedule["message"])
             content = message.pop("content")
@@ -52,6 +53,12 @@ async def fire(s: Services, what: FiringIn) -> RunOut:
     if s.temporal is not None and not await sessions.has_ended(s.db, session_id):
         await delivery.quietly(delivery.deliver(s.temporal, session_id, message_id))
     return _GOES_ON
+
+
+async def _ensure_enabled(s: Services, tenant_id: str) -> None:
+    """Raises Forbidden where an operator disabled the tenant: what its keys may not begin, its schedules do not."""
+    if (await tenants.get(s.db, tenant_id))["disabled_at"] is not None:
+        raise Forbidden(f"the tenant {tenant_id} is disabled; an operator can enable it", code="tenant_disabled")
 
 
 async def _make(s: Services, schedule: asyncpg.Record, what: FiringIn, session_id: str) -> None:

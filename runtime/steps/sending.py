@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import random
 import time
@@ -17,7 +18,8 @@ from runtime.tools.egress import client
 from sandbox import EgressRefused
 from workflows.contract import DeliveryIn, DeliveryOut
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 15.0  # of silence
+WHOLE_S = 30.0  # of a try, however the answer comes
 ANSWER_BYTES = 64 << 10
 MOST_S = 86_400.0  # that a receiver may ask us to wait
 GONE, ASKS_TO_WAIT = 410, (429, 503)
@@ -55,11 +57,13 @@ async def _post(s: Services, row: Any) -> tuple[int | None, str | None, float]:
         kept = [one for one in (row["secret"], row["old_secret"]) if one]
         keys = [s.sealer.open(row["tenant_id"], webhooks.SECRET, one) for one in kept]
         signed = webhooks.headers(row["delivery_id"], int(time.time()), body, keys)
-        async with client(s.egress, {}, TIMEOUT_S, ANSWER_BYTES) as http:
+        async with asyncio.timeout(WHOLE_S), client(s.egress, {}, TIMEOUT_S, ANSWER_BYTES) as http:
             async with http.stream("POST", row["url"], content=body, headers=signed, follow_redirects=False) as answer:
                 return answer.status_code, _complaint(answer.status_code), _asked_s(answer)
     except (EgressRefused, SealError) as refused:
         return None, str(refused), 0.0
+    except TimeoutError:
+        return None, f"it did not answer within {WHOLE_S:g} seconds", 0.0
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         return None, f"{type(error).__name__}: {error}"[:500], 0.0
 

@@ -74,6 +74,16 @@ async def caller(db: Database, key: str) -> Caller:
     return Caller(row["tenant_id"], row["key_id"], row["scope"], row["requests_per_minute"])
 
 
+async def works(db: Database, key_id: str) -> bool:
+    """Whether what began with the key may go on."""
+    row = await db.fetchrow(
+        "SELECT true FROM api_keys JOIN tenants USING (tenant_id)"
+        f" WHERE key_id = $1 AND {_LIVES} AND disabled_at IS NULL",
+        key_id,
+    )
+    return row is not None
+
+
 async def insert(connection: asyncpg.Connection, key_id: str, key: str, new: NewKey) -> bool:
     """False: there is such a key already. Raises InvalidRequest where there is no such tenant."""
     if not await connection.fetchval("SELECT true FROM tenants WHERE tenant_id = $1", new.tenant_id):

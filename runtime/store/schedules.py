@@ -69,16 +69,18 @@ async def listed(db: Database, tenant_id: str, limit: int, after: str | None) ->
     )
 
 
-async def change(db: Database, tenant_id: str, schedule_id: str, plan: Plan) -> None:
-    """Raises NotFound."""
-    await _revise(
-        db,
+async def change(db: Database, tenant_id: str, schedule_id: str, plan: Plan, revision: int) -> bool:
+    """False: it is not as it was at that revision any more."""
+    row = await db.fetchrow(
+        "UPDATE schedules SET description = $3, agent_name = $4, agent_version = $5, message = $6, metadata = $7,"
+        " timing = $8, complete_when_idle = $9, revision = revision + 1, updated_at = now()"
+        " WHERE tenant_id = $1 AND schedule_id = $2 AND deleted_at IS NULL AND revision = $10 RETURNING schedule_id",
         tenant_id,
         schedule_id,
-        "description = $3, agent_name = $4, agent_version = $5, message = $6, metadata = $7, timing = $8,"
-        " complete_when_idle = $9",
         *plan.columns(),
+        revision,
     )
+    return row is not None
 
 
 async def pause(db: Database, tenant_id: str, schedule_id: str, paused: bool) -> None:

@@ -137,6 +137,13 @@ def test_what_no_workspace_can_hold_is_refused_and_nothing_is_written(store: Blo
     assert list(store) == []
 
 
+def extended(data: bytes, times: int = 1) -> bytes:
+    """Headers that say more of the next one."""
+    info = tarfile.TarInfo("more")
+    info.type, info.size = tarfile.XGLTYPE, len(data)
+    return (info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512)) * times
+
+
 BIG = member("zeros", bytes(40 << 20))
 UNSOUND = {
     "a gzip that is cut off": gzip.compress(member("a", b"x" * 100_000))[:-50],
@@ -148,6 +155,8 @@ UNSOUND = {
     "a size beyond all": member("a", b"x", pax_headers={"size": str(1 << 62)}),
     "a size that is no number": member("a", b"x", pax_headers={"size": "many"}),
     "a header of fifty megabytes": gzip.compress(member("a", pax_headers={"comment": "c" * (50 << 20)})),
+    "a header of digits, each of which could begin a length": extended(b"1" * 900_000) + member("a"),
+    "headers of headers": extended(b"", 1500) + member("a"),
     "a million to one": gzip.compress(gzip.compress(BIG) + BIG),
 }
 

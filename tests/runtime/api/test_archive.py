@@ -142,7 +142,17 @@ def _twice(text: bytes) -> bytes:
     return text + text.splitlines()[-1] + b"\n"
 
 
+def _digits(archive: bytes) -> bytes:
+    """After the first member a header that says more of the next one, and takes hours to be searched."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        at = tar.getmembers()[1].offset
+    info = tarfile.TarInfo("more")
+    info.type, info.size = tarfile.XHDTYPE, 4 << 20
+    return archive[:at] + info.tobuf(tarfile.USTAR_FORMAT) + b"1" * info.size + archive[at:]
+
+
 BROKEN = {
+    "a header of digits": _digits,
     "cut off": lambda archive: archive[: len(archive) // 2],
     "nothing": lambda _: b"",
     "no tar": lambda _: b"x" * 5000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import httpx
@@ -10,7 +11,7 @@ from fastapi import FastAPI
 
 from runtime import boxes
 from runtime.api import feeds, stream
-from runtime.store import Database, Event, fleet, sessions
+from runtime.store import Database, Event, fleet, retention, sessions
 from runtime.store.events import append
 from tests.runtime.api.test_keys import bearer, make
 
@@ -105,7 +106,7 @@ async def test_a_reader_behind_what_the_feed_keeps_is_counted_and_gets_every_eve
     session = str((await client.post("/v1/sessions", json={})).json()["id"])
     events = [Event("model.delta", {"text": "x" * 1000}) for _ in range(2 * feeds.KEPT_BYTES // 1000)]
     await db.run(lambda connection: append(connection, session, events))
-    ahead = stream.sse(app.state.hub, db, session, len(events) - 9)
+    ahead = stream.sse(app.state.hub, db, session, len(events) - 9, "key")
     seen = ids_of(await anext(ahead))
     now = await counted(client)
     assert (now["streams_open"], now["frames"], now["frames_behind"]) == (1, len(seen), 0)
@@ -120,3 +121,35 @@ async def test_a_reader_behind_what_the_feed_keeps_is_counted_and_gets_every_eve
     after = await counted(client)
     assert after["frames_behind"] >= len(events) - 9
     assert (after["streams_open"], after["frames"]) == (0, len(log) + len(seen))
+
+
+async def test_a_reader_who_is_behind_when_the_record_is_removed_comes_to_an_end(
+    client: httpx.AsyncClient, app: FastAPI
+) -> None:
+    db: Database = app.state.db
+    session = str((await client.post("/v1/sessions", json={})).json()["id"])
+    events = [Event("model.delta", {"text": "x" * 1000}) for _ in range(2 * feeds.KEPT_BYTES // 1000)]
+    await db.run(lambda connection: append(connection, session, events))
+    ahead, behind = (stream.sse(app.state.hub, db, session, after, "key") for after in (len(events) - 9, 0))
+    await anext(ahead)
+    await anext(behind)
+    await sessions.request_end(db, fleet.DEFAULT_TENANT, session)
+    await sessions.finish(db, session, "cancelled", {})
+    await retention.sweep(db, 0)
+    async with asyncio.timeout(20):
+        assert [one async for one in behind] == []
+    await ahead.aclose()
+
+
+async def test_a_stream_ends_with_its_key(
+    client: httpx.AsyncClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db: Database = app.state.db
+    key = await make(client)
+    session = str((await client.post("/v1/sessions", json={})).json()["id"])
+    monkeypatch.setattr(stream, "KEY_EVERY_S", 0.0)
+    follower = stream.sse(app.state.hub, db, session, 0, key["id"])
+    assert ids_of(await anext(follower)) == [1]
+    await client.post(f"/v1/admin/keys/{key['id']}/revoke")
+    await db.run(lambda connection: append(connection, session, [Event("model.delta", {"text": "x"})]))
+    assert [one async for one in follower] == []

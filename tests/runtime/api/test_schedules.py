@@ -120,3 +120,11 @@ async def test_a_trigger_names_its_session_and_a_repeated_one_is_the_same_run(
     temporal: Client = app.state.temporal
     for run in (first, other):
         await temporal.get_workflow_handle(run["id"]).terminate()
+
+
+async def test_changes_of_a_schedule_at_once_do_not_undo_each_other(client: httpx.AsyncClient) -> None:
+    at = f"/v1/schedules/{(await made(client, paused=True))['id']}"
+    changes: list[dict[str, Any]] = [{"message": "Two."}, {"jitter_s": 7}, {"description": "d"}, {"catchup_s": 99}]
+    await asyncio.gather(*(client.patch(at, json=one) for one in changes))
+    now = (await client.get(at)).json()
+    assert [{name: now[name] for name in one} for one in changes] == changes

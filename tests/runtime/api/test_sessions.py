@@ -247,7 +247,7 @@ async def test_events_that_commit_while_a_reader_waits_reach_it(app, db, client)
     seen: list[int] = []
 
     async def read():
-        async for frames in sse(app.state.hub, db, session["id"], 0):
+        async for frames in sse(app.state.hub, db, session["id"], 0, "key"):
             seen.extend(int(line[4:]) for line in frames.decode().splitlines() if line.startswith("id: "))
 
     reader = asyncio.create_task(read())

@@ -93,3 +93,13 @@ async def test_what_an_operator_changes_is_written_down_with_who_and_what_came_o
     for change in ("UPDATE admin_actions SET outcome = 'done'", "DELETE FROM admin_actions"):
         with pytest.raises(Exception, match="immutable"):
             await db.execute(change)
+
+
+@pytest.mark.parametrize("path", ["/v1/admin/keys/%00/revoke", f"{PATH}/a%00b/disable", "/v1/admin/none%00"])
+async def test_an_address_that_no_row_can_hold_is_refused_and_written_down(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    refused = await client.post(path)
+    assert refused.status_code in (400, 404)
+    (noted,) = (await client.get("/v1/admin/audit")).json()["data"]
+    assert (noted["outcome"], noted["request_id"]) == ("refused", refused.json()["request_id"])

@@ -220,3 +220,14 @@ async def test_no_blob_outlives_the_sessions_that_had_it(house):
                 break
             await asyncio.sleep(0.02)
     assert list(house.services.blobs) == []
+
+
+async def test_a_key_that_was_used_for_another_mode_of_the_file_is_refused(house):
+    session = await house.session()
+    path, headers = f"/v1/sessions/{session}/sandbox/files/run.sh", {"Idempotency-Key": f"mode of {session}"}
+    first, longer, other = [
+        await house.client.put(path, content=b"#!/bin/sh\n", params=params, headers=headers)
+        for params in ({"mode": "0644"}, {"mode": "0644", "wait_s": 30}, {"mode": "0755"})
+    ]
+    assert (first.status_code, longer.json()) == (200, first.json())
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_mismatch")

@@ -79,7 +79,7 @@ async def test_a_session_that_rests_is_completed_where_its_schedule_says_so(fire
 
 
 async def test_a_session_is_left_at_rest_where_its_schedule_says_that(fires: Node) -> None:
-    await schedules.change(fires.db, TENANT, "sch_1", plan(complete_when_idle=False))
+    await schedules.change(fires.db, TENANT, "sch_1", plan(complete_when_idle=False), 1)
     await firing.fire(fires.services, WHAT)
     await at_rest(fires)
     assert (await firing.look(fires.services, WHAT)).over
@@ -108,3 +108,11 @@ async def test_a_run_that_gives_way_to_another_cancels_its_session(fires: Node) 
     await schedules.delete(fires.db, TENANT, "sch_1")
     await firing.cancel(fires.services, WHAT)
     assert await state(fires) == "cancelling"
+
+
+async def test_the_schedules_of_a_tenant_that_is_disabled_make_no_sessions(fires: Node) -> None:
+    await fires.db.execute("UPDATE tenants SET disabled_at = now()")
+    assert (await firing.fire(fires.services, WHAT)).over
+    assert await fires.db.fetch("SELECT FROM sessions") == []
+    [run] = await schedules.runs(fires.db, "sch_1", 10, None)
+    assert (run["session_id"], run["error"]) == (None, f"the tenant {TENANT} is disabled; an operator can enable it")

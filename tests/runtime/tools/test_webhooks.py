@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import hmac
@@ -220,3 +222,26 @@ async def test_two_that_send_the_same_delivery_count_one_try(post: Post) -> None
         await outbox.note_try(post.db, seen, state, 500, None, 0.0)
     [row] = await post.rows()
     assert (row["state"], row["attempts"]) == ("pending", 1)
+
+
+async def test_a_receiver_whose_answer_never_ends_fails_the_try_and_not_the_sender(
+    post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+            while not writer.is_closing():
+                writer.write(b"y")
+                await writer.drain()
+                await asyncio.sleep(0.02)  # never silent for long
+
+    monkeypatch.setattr(sending, "WHOLE_S", 0.3)
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        receiver.url = f"http://127.0.0.1:{port}/hook"
+        slow = Post(post.services, receiver)
+        await slow.webhook("session.created")
+        await Story(post.db).placed()
+        assert await slow.send() > 0
+    [row] = await post.rows()
+    assert (row["state"], row["attempts"], row["last_error"]) == ("pending", 1, "it did not answer within 0.3 seconds")
