@@ -10,7 +10,7 @@ from typing import Any
 import click
 import tenuto
 
-from runtime.cli_listing import every, moment, show, told
+from runtime.cli_listing import every, moment, segment, show, told
 
 FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 
@@ -52,7 +52,7 @@ def revise(name: str, file: Path, as_json: bool) -> None:
     """Make the next version of an agent, of a whole file; what equals the latest one is that one."""
     body = {key: value for key, value in read_body(file).items() if key != "name"}
     with tenuto.Client() as client:
-        made = client.post(f"/v1/agents/{name}/versions", body)
+        made = client.post(f"/v1/agents/{segment(name)}/versions", body)
     told(made, as_json, f"{name}@{made['id']}")
 
 
@@ -83,7 +83,7 @@ def list_all(archived: bool, as_json: bool) -> None:
 def show_one(agent: str, as_json: bool) -> None:
     """One agent (`name`, or `name@3`) as JSON."""
     name, _, number = agent.partition("@")
-    path = f"/v1/agents/{name}" + (f"/versions/{number}" if number else "")
+    path = f"/v1/agents/{segment(name)}" + (f"/versions/{number}" if number else "")
     with tenuto.Client() as client:
         click.echo(json.dumps(client.get(path), indent=None if as_json else 2))
 
@@ -95,7 +95,7 @@ def versions(name: str, as_json: bool) -> None:
     """List the versions of an agent, newest first."""
     with tenuto.Client() as client:
         show(
-            every(client, f"/v1/agents/{name}/versions"),
+            every(client, f"/v1/agents/{segment(name)}/versions"),
             as_json,
             ("version", "made", "model", "description"),
             lambda one: (str(one["id"]), moment(one["created_at"]), one["model"] or "any", one["description"][:60]),
@@ -108,4 +108,4 @@ def versions(name: str, as_json: bool) -> None:
 def archive(name: str, as_json: bool) -> None:
     """Make no more sessions of an agent; those that there are go on."""
     with tenuto.Client() as client:
-        told(client.post(f"/v1/agents/{name}/archive"), as_json, f"{name} is archived")
+        told(client.post(f"/v1/agents/{segment(name)}/archive"), as_json, f"{name} is archived")

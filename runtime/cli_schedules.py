@@ -10,7 +10,7 @@ import click
 import tenuto
 
 from runtime.cli_agents import FILE, read_body
-from runtime.cli_listing import every, moment, show, told
+from runtime.cli_listing import every, moment, segment, show, told
 
 JSON = click.option("--json", "as_json", is_flag=True)
 
@@ -37,7 +37,7 @@ def create(file: Path, as_json: bool) -> None:
 def change(schedule: str, file: Path, as_json: bool) -> None:
     """Change what a file says of a schedule; what it does not say stays."""
     with tenuto.Client() as client:
-        made = client.patch(f"/v1/schedules/{schedule}", read_body(file))
+        made = client.patch(f"/v1/schedules/{segment(schedule)}", read_body(file))
     told(made, as_json, f"{made['id']}: {made['agent']}, {_when(made)}")
 
 
@@ -67,7 +67,7 @@ def list_all(as_json: bool) -> None:
 def show_one(schedule: str, as_json: bool) -> None:
     """When a schedule fires next."""
     with tenuto.Client() as client:
-        found = client.get(f"/v1/schedules/{schedule}")
+        found = client.get(f"/v1/schedules/{segment(schedule)}")
     times = ", ".join(moment(one) for one in found["next_runs"] or ()) or "not known"
     told(found, as_json, f"{found['agent']}, {_when(found)}; next: {times}")
 
@@ -78,7 +78,7 @@ def show_one(schedule: str, as_json: bool) -> None:
 def pause(schedule: str, as_json: bool) -> None:
     """Let a schedule fire no more until it is unpaused."""
     with tenuto.Client() as client:
-        told(client.post(f"/v1/schedules/{schedule}/pause"), as_json, f"{schedule} is paused")
+        told(client.post(f"/v1/schedules/{segment(schedule)}/pause"), as_json, f"{schedule} is paused")
 
 
 @schedules.command()
@@ -87,7 +87,7 @@ def pause(schedule: str, as_json: bool) -> None:
 def unpause(schedule: str, as_json: bool) -> None:
     """Let a schedule fire again."""
     with tenuto.Client() as client:
-        told(client.post(f"/v1/schedules/{schedule}/unpause"), as_json, f"{schedule} is on")
+        told(client.post(f"/v1/schedules/{segment(schedule)}/unpause"), as_json, f"{schedule} is on")
 
 
 @schedules.command()
@@ -96,7 +96,7 @@ def unpause(schedule: str, as_json: bool) -> None:
 def trigger(schedule: str, as_json: bool) -> None:
     """Begin one run now."""
     with tenuto.Client() as client:
-        made = client.post(f"/v1/schedules/{schedule}/trigger")
+        made = client.post(f"/v1/schedules/{segment(schedule)}/trigger")
     told(made, as_json, f"session {made['session_id']}")
 
 
@@ -107,7 +107,7 @@ def runs(schedule: str, as_json: bool) -> None:
     """What a schedule began, newest first."""
     with tenuto.Client() as client:
         show(
-            every(client, f"/v1/schedules/{schedule}/runs"),
+            every(client, f"/v1/schedules/{segment(schedule)}/runs"),
             as_json,
             ("began", "session", "state"),
             lambda one: (
@@ -124,7 +124,7 @@ def runs(schedule: str, as_json: bool) -> None:
 def delete(schedule: str, as_json: bool) -> None:
     """Remove a schedule; sessions that it made stay."""
     with tenuto.Client() as client:
-        told(client.delete(f"/v1/schedules/{schedule}"), as_json, f"{schedule} is deleted")
+        told(client.delete(f"/v1/schedules/{segment(schedule)}"), as_json, f"{schedule} is deleted")
 
 
 def _when(one: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import sys
 import click
 import tenuto
 
-from runtime.cli_listing import every, moment, show, told
+from runtime.cli_listing import every, moment, segment, show, told
 
 
 @click.group()
@@ -27,7 +27,7 @@ def set_one(name: str, as_json: bool) -> None:
     if not value:
         raise click.UsageError("the value is empty; give it on standard input")
     with tenuto.Client() as client:
-        told(client.put(f"/v1/secrets/{name}", {"value": value}), as_json, f"{name} is set")
+        told(client.put(f"/v1/secrets/{segment(name)}", {"value": value}), as_json, f"{name} is set")
 
 
 @secrets.command("list")
@@ -49,4 +49,4 @@ def list_all(as_json: bool) -> None:
 def delete(name: str, as_json: bool) -> None:
     """Remove a secret: calls that need it are refused from now on."""
     with tenuto.Client() as client:
-        told(client.delete(f"/v1/secrets/{name}"), as_json, f"{name} is deleted")
+        told(client.delete(f"/v1/secrets/{segment(name)}"), as_json, f"{name} is deleted")

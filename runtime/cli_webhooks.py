@@ -7,7 +7,7 @@ import json
 import click
 import tenuto
 
-from runtime.cli_listing import every, moment, show, told
+from runtime.cli_listing import every, moment, segment, show, told
 
 JSON = click.option("--json", "as_json", is_flag=True)
 
@@ -53,7 +53,7 @@ def list_all(as_json: bool) -> None:
 def delete(webhook: str, as_json: bool) -> None:
     """Remove one, with all that was still to be sent there."""
     with tenuto.Client() as client:
-        told(client.delete(f"/v1/webhooks/{webhook}"), as_json, f"{webhook} is deleted")
+        told(client.delete(f"/v1/webhooks/{segment(webhook)}"), as_json, f"{webhook} is deleted")
 
 
 @webhooks.command()
@@ -63,7 +63,7 @@ def delete(webhook: str, as_json: bool) -> None:
 def rotate(webhook: str, overlap_s: float, as_json: bool) -> None:
     """Give one a new secret; the present one signs beside it for a while."""
     with tenuto.Client() as client:
-        made = client.post(f"/v1/webhooks/{webhook}/rotate", {"overlap_s": overlap_s})
+        made = client.post(f"/v1/webhooks/{segment(webhook)}/rotate", {"overlap_s": overlap_s})
     told(made, as_json, f"the new secret, which is not shown again:\n{made['secret']}")
 
 
@@ -73,7 +73,7 @@ def rotate(webhook: str, overlap_s: float, as_json: bool) -> None:
 def enable(webhook: str, as_json: bool) -> None:
     """Send to one again; what happened meanwhile is not told."""
     with tenuto.Client() as client:
-        told(client.patch(f"/v1/webhooks/{webhook}", {"disabled": False}), as_json, f"{webhook} is enabled")
+        told(client.patch(f"/v1/webhooks/{segment(webhook)}", {"disabled": False}), as_json, f"{webhook} is enabled")
 
 
 @webhooks.command()
@@ -82,7 +82,7 @@ def enable(webhook: str, as_json: bool) -> None:
 def disable(webhook: str, as_json: bool) -> None:
     """Send nothing to one until it is enabled."""
     with tenuto.Client() as client:
-        told(client.patch(f"/v1/webhooks/{webhook}", {"disabled": True}), as_json, f"{webhook} is disabled")
+        told(client.patch(f"/v1/webhooks/{segment(webhook)}", {"disabled": True}), as_json, f"{webhook} is disabled")
 
 
 @webhooks.command()
@@ -91,7 +91,7 @@ def disable(webhook: str, as_json: bool) -> None:
 def test(webhook: str, as_json: bool) -> None:
     """Send an event that tells of nothing."""
     with tenuto.Client() as client:
-        made = client.post(f"/v1/webhooks/{webhook}/test")
+        made = client.post(f"/v1/webhooks/{segment(webhook)}/test")
     told(made, as_json, f"{made['id']} is on its way; see `tenuto webhooks deliveries {webhook}`")
 
 
@@ -103,7 +103,7 @@ def deliveries(webhook: str, state: str | None, as_json: bool) -> None:
     """What was sent or is to be, newest first."""
     with tenuto.Client() as client:
         show(
-            every(client, f"/v1/webhooks/{webhook}/deliveries", state=state),
+            every(client, f"/v1/webhooks/{segment(webhook)}/deliveries", state=state),
             as_json,
             ("delivery", "type", "session", "state", "tries", "last answer", "next try"),
             lambda one: (
@@ -125,5 +125,5 @@ def deliveries(webhook: str, state: str | None, as_json: bool) -> None:
 def replay(webhook: str, delivery: str, as_json: bool) -> None:
     """Send a delivery again, under the same id."""
     with tenuto.Client() as client:
-        made = client.post(f"/v1/webhooks/{webhook}/deliveries/{delivery}/replay")
+        made = client.post(f"/v1/webhooks/{segment(webhook)}/deliveries/{segment(delivery)}/replay")
     click.echo(json.dumps(made) if as_json else f"{delivery} is sent again")

@@ -195,3 +195,32 @@ def test_a_session_that_is_left_by_an_error_is_cancelled_and_the_error_is_seen(s
     with tenuto.Client(server.url, "k") as client, pytest.raises(LookupError), client.sessions.create():
         raise LookupError
     assert [seen.path.rpartition("/")[2] for seen in server.seen] == ["sessions", "cancel"]
+
+
+@pytest.mark.parametrize("path", ["../../../../secrets/TOKEN", "a/../../x", "./x", ".."])
+def test_a_path_that_would_name_another_thing_is_not_sent(client, server, path) -> None:
+    for act in (client.get, client.delete, client.read, lambda path: client.put(path, b"")):
+        with pytest.raises(tenuto.TenutoError, match=r"there can be no \. or \.\."):
+            act(f"/v1/sessions/ses_1/sandbox/files/{path}")
+    assert not server.seen
+
+
+def test_what_is_no_text_is_refused_in_a_sentence(client, server) -> None:
+    with pytest.raises(tenuto.TenutoError, match="no text in UTF-8"):
+        client.sessions.create(system="\udcff")
+    assert not server.seen
+
+
+def test_a_key_that_can_be_none_is_refused_and_a_line_end_behind_it_is_not_part_of_it() -> None:
+    for key in ("tk_a\nb", "schlüssel"):
+        with pytest.raises(tenuto.TenutoError, match="the API key has characters"):
+            tenuto.Client("http://127.0.0.1:1", key)
+    assert _wire.Server.find("http://127.0.0.1:1", "tk_a\n").key == "tk_a"
+
+
+def test_an_approve_that_is_no_function_is_refused_before_anything_is_sent(client, server) -> None:
+    server.replies = [as_json(INFO)]
+    session = client.sessions.create()
+    with pytest.raises(tenuto.TenutoError, match="approve is True; it must be a function"):
+        session.run("Go.", approve=True)
+    assert len(server.seen) == 1

@@ -53,7 +53,7 @@ class AsyncClient:
         attempts: int = _wire.ATTEMPTS,
     ) -> None:
         self._server = _wire.Server.find(base_url, api_key)
-        self._http = httpx.AsyncClient(
+        self._http = _wire.AsyncHttp(
             base_url=self._server.url, headers=self._server.headers, timeout=timeout_s, trust_env=False
         )
         self._attempts = attempts

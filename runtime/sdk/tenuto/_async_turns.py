@@ -26,7 +26,7 @@ class AsyncAnswers:
     ) -> None:
         self._client = client
         self._tools = tools
-        self._approve = approve
+        self._approve = _turns.asking(approve)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
 

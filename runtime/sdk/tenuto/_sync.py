@@ -38,7 +38,7 @@ class Client:
         attempts: int = _wire.ATTEMPTS,
     ) -> None:
         self._server = _wire.Server.find(base_url, api_key)
-        self._http = httpx.Client(
+        self._http = _wire.Http(
             base_url=self._server.url, headers=self._server.headers, timeout=timeout_s, trust_env=False
         )
         self._attempts = attempts

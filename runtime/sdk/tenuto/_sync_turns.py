@@ -25,7 +25,7 @@ class Answers:
     def __init__(self, client: Client, tools: Mapping[str, Tool[..., Any]], approve: _turns.Approve | None) -> None:
         self._client = client
         self._tools = tools
-        self._approve = approve
+        self._approve = _turns.asking(approve)
         self._threads: list[threading.Thread] = []
         self._failure: Exception | None = None
 

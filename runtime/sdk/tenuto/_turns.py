@@ -44,6 +44,13 @@ def asked(event: Event) -> str | None:
     return str(event.data["question_id"]) if event.type in _ASKS else None
 
 
+def asking(approve: Approve | None) -> Approve | None:
+    """The same, if it can be asked. Raises TenutoError, before anything is sent."""
+    if approve is not None and not callable(approve):
+        raise TenutoError(f"approve is {approve!r}; it must be a function of a question, such as lambda question: True")
+    return approve
+
+
 def decision(verdict: Any) -> dict[str, Any]:
     """What an `approve` said, as an answer. Raises TenutoError where it said something else."""
     if verdict is True:

@@ -46,13 +46,15 @@ class Server:
     def find(cls, url: str | None, key: str | None) -> Server:
         """Arguments first, then TENUTO_API_URL and TENUTO_API_KEY, then the files of a local installation."""
         local_url, local_key = _local_installation()
-        key = key or os.environ.get("TENUTO_API_KEY") or local_key
+        key = (key or os.environ.get("TENUTO_API_KEY") or local_key or "").strip()
         url = url or os.environ.get("TENUTO_API_URL") or local_url or DEFAULT_URL
         if not key:
             raise TenutoError(
                 "there is no API key: pass api_key=, or set TENUTO_API_KEY; `tenuto up` writes the first one to"
                 " admin.key in its home"
             )
+        if not (key.isascii() and key.isprintable()):
+            raise TenutoError("the API key has characters that no key has; give it as it was shown: tk_...")
         if not url.startswith(("http://", "https://")):
             raise TenutoError(f"{url!r} is no address of a server; it must start with http:// or https://")
         return cls(url.rstrip("/"), key)
@@ -123,6 +125,33 @@ def checked(response: httpx.Response) -> httpx.Response:
 def quoted(path: str) -> str:
     """A path of a workspace in an address."""
     return quote(path, safe="/")
+
+
+@contextlib.contextmanager
+def _meant(url: httpx.URL | str) -> Iterator[None]:
+    """Raises TenutoError for `..` in a path, which would name another thing, and for text that is no UTF-8."""
+    if not {".", ".."}.isdisjoint(str(url).partition("?")[0].split("/")):
+        raise TenutoError(f"{url}: there can be no . or .. in an id, a name or a path")
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise TenutoError(f"this is no text in UTF-8 and cannot be sent: {error.object!r:.200}") from error
+
+
+class Http(httpx.Client):
+    """What is sent is what was meant, or is not sent."""
+
+    def build_request(self, method: str, url: httpx.URL | str, **given: Any) -> httpx.Request:
+        with _meant(url):
+            return super().build_request(method, url, **given)
+
+
+class AsyncHttp(httpx.AsyncClient):
+    """The same, awaited."""
+
+    def build_request(self, method: str, url: httpx.URL | str, **given: Any) -> httpx.Request:
+        with _meant(url):
+            return super().build_request(method, url, **given)
 
 
 def segment(name: str | int) -> str:
