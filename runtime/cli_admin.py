@@ -12,11 +12,10 @@ from typing import Any
 
 import click
 import tenuto
-from rich.console import Console
-from rich.table import Table
+
+from runtime.cli_listing import segment, show
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_PIPED_COLUMNS = 2000
 as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
@@ -74,7 +73,7 @@ def keys_list(tenant: str | None, as_json: bool) -> None:
 def keys_rotate(key_id: str, grace: int, as_json: bool) -> None:
     """A new key in the place of an old one."""
     with tenuto.Client() as client:
-        _show_once(client.post(f"/v1/admin/keys/{key_id}/rotate", {"grace_s": grace}), as_json)
+        _show_once(client.post(f"/v1/admin/keys/{segment(key_id)}/rotate", {"grace_s": grace}), as_json)
 
 
 @keys.command("revoke")
@@ -83,7 +82,7 @@ def keys_rotate(key_id: str, grace: int, as_json: bool) -> None:
 def keys_revoke(key_id: str, as_json: bool) -> None:
     """The key works no more."""
     with tenuto.Client() as client:
-        found = client.post(f"/v1/admin/keys/{key_id}/revoke")
+        found = client.post(f"/v1/admin/keys/{segment(key_id)}/revoke")
     click.echo(json.dumps(found) if as_json else f"{key_id} is revoked")
 
 
@@ -143,7 +142,7 @@ def tenants_list(as_json: bool) -> None:
 def tenants_limit(tenant_id: str, as_json: bool, **quotas: str | None) -> None:
     """Set quotas; those that are not named stay."""
     with tenuto.Client() as client:
-        found = client.patch(f"/v1/admin/tenants/{tenant_id}", {"quotas": _quotas(quotas)})
+        found = client.patch(f"/v1/admin/tenants/{segment(tenant_id)}", {"quotas": _quotas(quotas)})
     said = ", ".join(f"{name} {'any' if value is None else value}" for name, value in found["quotas"].items())
     click.echo(json.dumps(found) if as_json else f"{tenant_id}: {said}")
 
@@ -178,7 +177,7 @@ def tenants_enable(tenant_id: str, as_json: bool) -> None:
 
 def _switch(tenant_id: str, verb: str, as_json: bool) -> None:
     with tenuto.Client() as client:
-        found = client.post(f"/v1/admin/tenants/{tenant_id}/{verb}")
+        found = client.post(f"/v1/admin/tenants/{segment(tenant_id)}/{verb}")
     click.echo(json.dumps(found) if as_json else f"{tenant_id} is {found['state']}")
 
 
@@ -246,18 +245,9 @@ def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tell(rows: Sequence[Mapping[str, Any]], columns: Iterable[str], as_json: bool) -> None:
     """For people a table, in which what is null or not known is a dash."""
-    if as_json:
-        for row in rows:
-            click.echo(json.dumps(row))
-        return
     names = list(columns)
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name.replace("_", " "), overflow="fold", no_wrap=not sys.stdout.isatty())
-    for row in rows:
-        table.add_row(*(_cell(row[name]) for name in names))
-    # What is piped has a line for each row, however long.
-    Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(table)
+    titles = [name.replace("_", " ") for name in names]
+    show(rows, as_json, titles, lambda row: [_cell(row[name]) for name in names])
 
 
 def _cell(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -91,6 +92,9 @@ def _answer(
 def _limit(text: str) -> tuple[str, float | int | None]:
     measure, _, number = text.partition("=")
     try:
-        return measure, None if number == "none" else int(number) if number.isdecimal() else float(number)
-    except ValueError:
+        value = None if number == "none" else int(number) if number.isdecimal() else float(number)
+        if value is not None and not math.isfinite(value):
+            raise ValueError(number)
+    except (ValueError, OverflowError):
         raise click.UsageError(f"--limit is {text!r}; use such as tokens=50000, or tokens=none") from None
+    return measure, value

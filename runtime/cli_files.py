@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def list_files(session: str, path: str, step: int | None, recursive: bool, as_js
     for one in found:
         end = "/" if one.kind == "folder" else f" -> {one.target}" if one.kind == "link" else ""
         table.add_row(one.mode or "", "" if one.size is None else f"{one.size:,}", f"{one.path}{end}")
-    Console(soft_wrap=True).print(table)
+    Console(soft_wrap=True, markup=False).print(table)
 
 
 @files.command()
@@ -56,7 +58,8 @@ def get(session: str, path: str, output: Path | None, step: int | None) -> None:
     if output is None:
         sys.stdout.buffer.write(data)
     else:
-        output.write_bytes(data)
+        with _writing(output):
+            output.write_bytes(data)
 
 
 @files.command()
@@ -83,6 +86,14 @@ def rm(session: str, path: str, as_json: bool) -> None:
     _say(done, as_json)
 
 
+@contextlib.contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise tenuto.TenutoError(f"{file} cannot be written: {error.strerror}") from error
+
+
 def _say(done: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(done))
@@ -103,7 +114,10 @@ def execute(
     ctx: click.Context, session: str, command: tuple[str, ...], timeout_s: float, reads: bool, as_json: bool
 ) -> None:
     """Run a command in the session's sandbox: tenuto exec SESSION -- ls -l. Ends with its exit status."""
-    stdin = sys.stdin.read() if reads else ""
+    try:
+        stdin = sys.stdin.buffer.read().decode() if reads else ""
+    except UnicodeDecodeError as error:
+        raise click.UsageError("standard input is no text in UTF-8; `tenuto files put` takes any bytes") from error
     with tenuto.Client() as client:
         ran = client.sessions.get(session).exec(command, timeout_s=timeout_s, stdin=stdin)
     if as_json:
@@ -122,7 +136,7 @@ def execute(
 @AS_JSON
 def export(session: str, file: Path, all_snapshots: bool, as_json: bool) -> None:
     """Write a session to a file: its record and its workspace, without secrets and without KV."""
-    with tenuto.Client() as client:
+    with tenuto.Client() as client, _writing(file):
         client.sessions.get(session).export(file, snapshots="all" if all_snapshots else "last")
     size = file.stat().st_size
     told = {"session": session, "file": str(file), "size_bytes": size}

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 import tenuto
-from rich.console import Console
 from rich.table import Table
+
+from runtime.cli_listing import draw, segment
 
 _POLL_S = 0.2
 
@@ -32,7 +33,7 @@ def nodes(as_json: bool) -> None:
         heard = f"{one['heartbeat_age_s']:.0f} s ago"
         counts = [str(one["sessions"]), str(one["running"]), _sandboxes(one["sandboxes"])]
         table.add_row(one["id"], one["state"], one["model"], heard, *counts)
-    Console().print(table)
+    draw(table)
 
 
 def _sandboxes(one: dict[str, Any]) -> str:
@@ -60,7 +61,7 @@ def node() -> None:
 def drain(node_id: str, wait: bool, within_s: float, as_json: bool) -> None:
     """Give a node no more sessions, and hand over those that it has. Once it is restarted it takes sessions again."""
     with tenuto.Client() as client:
-        found = client.post(f"/v1/admin/nodes/{node_id}/drain")
+        found = client.post(f"/v1/admin/nodes/{segment(node_id)}/drain")
         deadline = time.monotonic() + within_s
         while wait and found["state"] == "draining" and time.monotonic() < deadline:
             time.sleep(_POLL_S)

@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from engine import EngineClient
+from runtime.cli_listing import draw, segment
 from runtime.engine_view import tier_rows
 from runtime.kv_audit import KvAudit, audit
 from runtime.kv_story import story
@@ -48,7 +49,7 @@ def explain(session: str, as_json: bool) -> None:
 def _decisions(client: tenuto.Client, session: str) -> Any:
     after: dict[str, Any] = {}
     while True:
-        page = client.get(f"/v1/sessions/{session}/kv/decisions", after)
+        page = client.get(f"/v1/sessions/{segment(session)}/kv/decisions", after)
         yield from page["data"]
         if not page["has_more"]:
             return
@@ -115,7 +116,7 @@ def tiers(as_json: bool) -> None:
             continue
         for row in tier_rows(one):
             table.add_row(one["id"], *row)
-    Console().print(table)
+    draw(table)
 
 
 @kv.command()

@@ -6,14 +6,18 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import click
 import tenuto
 from click.shell_completion import CompletionItem
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 PIPED_COLUMNS = 2000
+_LEAST_PROSE = 32  # columns of the terminal for the last column of a table
 _ANSWERS_WITHIN_S = 0.5  # whoever presses Tab waits for it
 Row = Mapping[str, Any]
 
@@ -55,15 +59,35 @@ def show(rows: Iterable[Row], as_json: bool, columns: Sequence[str], cells: Call
         for row in rows:
             click.echo(json.dumps(row))
         return
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, show_header=any(columns))
     for column in columns:
         table.add_column(column)
     for row in rows:
         table.add_row(*cells(row))
-    # What its owner wrote is shown as it is; what is piped has a line for each row, however long.
-    Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS, markup=False).print(table)
+    draw(table)
     if not table.row_count:
         click.echo("(none)", err=True)
+
+
+def draw(table: Table) -> None:
+    """What its owner wrote is shown as it is; what is piped has a line for each row, however long."""
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    table.columns[-1].overflow = "fold"
+    Console(width=_width(table) if sys.stdout.isatty() else PIPED_COLUMNS, markup=False).print(table)
+
+
+def _width(table: Table) -> int:
+    """That of the terminal, or what it takes that no id is cut: only the last column gives way, being prose."""
+    wide = Console(width=PIPED_COLUMNS, markup=False)
+    last = table.columns[-1]
+    prose = max(cell_len(line) for cell in (last.header, *last.cells) for line in str(cell).split("\n"))
+    return max(Console().width, Measurement.get(wide, wide.options, table).maximum - max(0, prose - _LEAST_PROSE))
+
+
+def segment(name: str) -> str:
+    """An id or a name in an address, whatever is in it."""
+    return quote(name, safe="@")
 
 
 def moment(text: str | None) -> str:

@@ -49,7 +49,7 @@ def said(event: tenuto.Event) -> str:
 def about(data: dict[str, Any]) -> str:
     """What a question is about: the call with its arguments, or the measure that is used up."""
     if "measure" in data:
-        return f"{data['measure']}: {data.get('spent')} of {data.get('limit')}"
+        return f"{data['measure']}: {data.get('spent') or 0:.12g} of {data.get('limit') or 0:.12g}"
     return shortened(f"{data.get('name', '')} {json.dumps(data.get('arguments', {}), ensure_ascii=False)}".strip())
 
 
