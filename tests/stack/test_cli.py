@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 import tenuto
 
 from runtime.demo.stack import Stack
@@ -26,7 +27,7 @@ NOTE = {
 AGENT = {"tools": [NOTE], "approvals": {"note": {}}, "limits": {"max_think_tokens": 40}}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def agent(client: tenuto.AsyncClient) -> AsyncIterator[str]:
     name = f"cli-{os.urandom(4).hex()}"
     await client.agents.create(name, **AGENT)
