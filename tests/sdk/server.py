@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import itertools
 import json
 import socket
 import threading
@@ -129,11 +128,15 @@ class StubServer:
             handler.send_header(name, value)
         handler.end_headers()
         with contextlib.suppress(OSError):  # who asked may be gone
-            for piece in itertools.chain([answer.body], answer.then()):
-                if piece:
-                    handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-                    handler.wfile.flush()
+            self._piece(handler, answer.body)
+            for piece in answer.then():
+                handler.wfile.flush()  # what came before it, which else is one write with the rest
+                self._piece(handler, piece)
             self._end(handler, answer)
+
+    def _piece(self, handler: BaseHTTPRequestHandler, piece: bytes) -> None:
+        if piece:
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
 
     def _end(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
         if answer.cut is None:

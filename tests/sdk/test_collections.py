@@ -55,7 +55,7 @@ TENANT = {"id": "t", "state": "enabled", "quotas": {"sandboxes": None}}
         (lambda c: c.webhooks.get("whk_1"), WEBHOOK, "GET /v1/webhooks/whk_1", None),
         (lambda c: c.webhooks.change("whk_1", disabled=True), WEBHOOK, "PATCH /v1/webhooks/whk_1", {"disabled": True}),
         (
-            lambda c: c.webhooks.rotate("whk_1", overlap_s=0),
+            lambda c: c.webhooks.rotate("w", overlap_s=0),
             WEBHOOK,
             "POST /v1/webhooks/w/rotate",
             {"overlap_s": 0},
