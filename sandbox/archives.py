@@ -83,12 +83,13 @@ def seed_tar(data: bytes, store: snapshots.Sink, limit_bytes: int = 256 << 20) -
         source = _Bounded(_unpacked(data))
         with tarfile.open(fileobj=source, mode="r|", tarinfo=_Strict) as tar:
             files: dict[str, list[Any]] = {}
+            known: snapshots.Known = {}
             for count, member in enumerate(tar, 1):
                 room -= member.size
                 if room < 0 or member.size < 0 or count > MAX_FILES:
                     raise SandboxUsageError(f"the archive holds more than {limit_bytes} bytes or {MAX_FILES} members")
                 source.room += member.size + HEADERS
-                _add(tree, tar, member, blobs, files)
+                _add(tree, tar, member, blobs, files, known)
         while source.read(1 << 16):
             pass  # to the check at its end
     except BROKEN as error:
@@ -115,6 +116,7 @@ def _add(
     member: tarfile.TarInfo,
     blobs: dict[str, bytes],
     files: dict[str, list[Any]],
+    known: snapshots.Known,
 ) -> None:
     names = _names(member.name)
     if not names:
@@ -122,10 +124,10 @@ def _add(
             return  # the archive's own root
         raise BadPath(f"{member.name!r} names the workspace itself")
     if member.isdir():
-        _folder(tree, names, member)
+        _folder(tree, names, member, known)
         return
     leaf = _leaf(tar, member, names, blobs, files)
-    snapshots.place(tree, names[:-1], leaf, member.name)
+    snapshots.place(tree, names[:-1], leaf, member.name, known)
     if leaf[1] in "fs":
         files["/".join(names)] = leaf
 
@@ -169,14 +171,7 @@ def _names(path: str) -> list[str]:
     return names
 
 
-def _folder(tree: snapshots.Tree, names: list[str], member: tarfile.TarInfo) -> None:
-    for depth, name in enumerate(names, 1):
-        found = next((entry for entry in tree if entry[0] == name), None)
-        if found is None:
-            found = [name, "d", 0o755, []]
-            tree.append(found)
-        if found[1] != "d":
-            raise BadPath(f"{member.name!r} goes through {name!r}, which is not a folder")
-        if depth == len(names):
-            found[2] = member.mode & MODES
-        tree = found[3]
+def _folder(tree: snapshots.Tree, names: list[str], member: tarfile.TarInfo, known: snapshots.Known) -> None:
+    above = snapshots.below(tree, names[:-1], member.name, known)
+    snapshots.below(above, names[-1:], member.name, known)
+    known[id(above)][names[-1]][2] = member.mode & MODES

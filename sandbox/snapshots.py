@@ -28,9 +28,11 @@ from .changes import Tree, changes
 from .errors import BadPath, BlobCorrupt
 
 __all__ = [
+    "Known",
     "Sink",
     "Source",
     "Tree",
+    "below",
     "changes",
     "check_name",
     "encode",
@@ -214,15 +216,34 @@ def plan(contents: Mapping[str, bytes]) -> Tree:
     return tree
 
 
-def place(tree: Tree, folders: list[str], entry: list[Any], path: str) -> None:
-    for name in folders:
-        found = next((each for each in tree if each[0] == name), None)
-        if found is None:
-            found = [name, "d", 0o755, []]
-            tree.append(found)
-        if found[1] != "d":
-            raise BadPath(f"{path!r} goes through {name!r}, which is a file")
-        tree = found[3]
-    if any(each[0] == entry[0] for each in tree):
+Known = dict[int, dict[str, list[Any]]]  # entries by name, of each folder by the identity of its list
+
+
+def place(tree: Tree, folders: list[str], entry: list[Any], path: str, known: Known | None = None) -> None:
+    """`known`: of the same tree, for who places many: each folder is gone through once."""
+    known = {} if known is None else known
+    tree = below(tree, folders, path, known)
+    names = _names(tree, known)
+    if entry[0] in names:
         raise BadPath(f"{path!r} is there twice, or is both a file and a folder")
+    names[entry[0]] = entry
     tree.append(entry)
+
+
+def below(tree: Tree, folders: list[str], path: str, known: Known) -> Tree:
+    """The last of the folders, each made where there is none. Raises BadPath where one is something else."""
+    for name in folders:
+        names = _names(tree, known)
+        if name not in names:
+            names[name] = [name, "d", 0o755, []]
+            tree.append(names[name])
+        if names[name][1] != "d":
+            raise BadPath(f"{path!r} goes through {name!r}, which is not a folder")
+        tree = names[name][3]
+    return tree
+
+
+def _names(tree: Tree, known: Known) -> dict[str, list[Any]]:
+    if id(tree) not in known:
+        known[id(tree)] = {each[0]: each for each in tree}
+    return known[id(tree)]

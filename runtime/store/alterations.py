@@ -28,6 +28,7 @@ from workflows.states import Event as Move
 from workflows.states import State
 
 VERBS: Final = ("write", "remove", "unpack", "exec")
+MOST_WAITING: Final = 64  # in one session
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,20 @@ async def ensure_possible(connection: asyncpg.Connection, session_id: str) -> No
         instead = "retry it first, or rewind" if begun["state"] == "failed" else "let it end, or interrupt it"
         raise Conflict(
             f"a call of step {begun['step_no']} has begun, and works on the workspace as it was then: {instead}",
+            code="session_busy",
+        )
+
+
+async def ensure_few_wait(connection: asyncpg.Connection, session_id: str) -> None:
+    """Raises Conflict where MOST_WAITING are to be made yet: what each came with is kept until then."""
+    waiting = await connection.fetchval(
+        "SELECT count(*) FROM commands WHERE session_id = $1 AND state = 'accepted' AND verb = ANY($2)",
+        session_id,
+        list(VERBS),
+    )
+    if waiting >= MOST_WAITING:
+        raise Conflict(
+            f"{waiting} changes of the workspace wait for their turn; send more once some of them are made",
             code="session_busy",
         )
 

@@ -87,6 +87,7 @@ async def accept(
             await branches.ensure_checkpoint(connection, session_id, argument["step"])
         if verb in alterations.VERBS:
             await alterations.ensure_possible(connection, session_id)
+            await alterations.ensure_few_wait(connection, session_id)
         await connection.execute(
             "INSERT INTO commands (command_id, tenant_id, session_id, verb, argument, body)"
             " VALUES ($1, $2, $3, $4, $5, $6)",

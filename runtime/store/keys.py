@@ -173,10 +173,11 @@ async def lock_admins(connection: asyncpg.Connection) -> None:
 
 
 async def ensure_an_admin(connection: asyncpg.Connection, otherwise: str) -> None:
-    """Raises Conflict where no admin key works any more."""
+    """Raises Conflict where no admin key works any more, or none a day longer: what is about to end, as a key that was
+    rotated, would lock operators out later."""
     left = await connection.fetchval(
         f"SELECT true FROM api_keys JOIN tenants USING (tenant_id) WHERE scope = 'admin' AND {_LIVES}"
-        " AND disabled_at IS NULL LIMIT 1"
+        " AND coalesce(expires_at > now() + interval '1 day', true) AND disabled_at IS NULL LIMIT 1"
     )
     if not left:
         raise Conflict(otherwise, code="last_admin_key")

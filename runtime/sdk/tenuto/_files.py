@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +54,9 @@ class Files:
         """Put all files of a tar archive into the workspace, over what is there."""
         return self._client.post_bytes(f"{self._path}/archive", archive, key=idempotency_key)
 
-    def diff(self, before: int, to: int | None = None) -> list[dict[str, Any]]:
+    def diff(self, before: int, to: int | None = None) -> builtins.list[dict[str, Any]]:
         """What was added, removed and changed between the checkpoints of two steps, or since one."""
-        found: list[dict[str, Any]] = []
+        found: builtins.list[dict[str, Any]] = []
         asked = _query(**{"from": before, "to": to})
         while True:
             page = self._client.get(f"{self._path}/diff", asked)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -30,7 +30,7 @@ MAX_OUTPUT = 1_000_000  # characters of a result
 class _Schema(GenerateJsonSchema):
     """A default that JSON cannot say is left out of the schema; the function knows it."""
 
-    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {"skipped-choice", "non-serializable-default"}
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
 
 class Tool(Generic[P, R]):
@@ -45,7 +45,7 @@ class Tool(Generic[P, R]):
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
         if not _NAME.match(self.name):
             raise ToolError(f"{self.name!r} is no name of a tool: use letters, digits, _ and -, or give tool(name=...)")
         text = inspect.getdoc(function) or ""

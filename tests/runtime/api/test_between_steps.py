@@ -26,7 +26,7 @@ async def told(house, session: str, content: str, **more) -> None:
 
 async def until(house, session: str, *states: str) -> dict:
     while True:
-        with house.app.state.hub.subscribed(session) as woken:
+        with house.app.state.hub.following(session) as (_, woken):
             info = (await house.client.get(f"/v1/sessions/{session}")).json()
             if info["state"] in states:
                 return info
@@ -70,7 +70,7 @@ async def command(house, session: str, verb: str, **body) -> None:
 async def thinking(house, session: str, content: str) -> None:
     """In the middle of a think, with tokens that are durable."""
     said = "SELECT 1 FROM events WHERE session_id = $1 AND type = 'model.delta' LIMIT 1"
-    with house.app.state.hub.subscribed(session) as woken:
+    with house.app.state.hub.following(session) as (_, woken):
         await told(house, session, content)
         while not await house.db.fetch(said, session):
             woken.clear()

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from runtime import boxes
 from runtime.api import feeds, stream
 from runtime.store import Database, Event, fleet, retention, sessions
+from runtime.store.alterations import MOST_WAITING
 from runtime.store.events import append
 from tests.runtime.api.test_keys import bearer, make
 
@@ -153,3 +154,17 @@ async def test_a_stream_ends_with_its_key(
     await client.post(f"/v1/admin/keys/{key['id']}/revoke")
     await db.run(lambda connection: append(connection, session, [Event("model.delta", {"text": "x"})]))
     assert [one async for one in follower] == []
+
+
+async def test_changes_that_wait_for_a_node_are_bounded(client: httpx.AsyncClient, app: FastAPI) -> None:
+    db: Database = app.state.db
+    session = str((await client.post("/v1/sessions", json={})).json()["id"])
+    await db.execute(
+        "INSERT INTO commands (command_id, tenant_id, session_id, verb, argument)"
+        " SELECT 'cmd_' || n, $1, $2, 'write', '{}' FROM generate_series(1, $3) n",
+        fleet.DEFAULT_TENANT,
+        session,
+        MOST_WAITING,
+    )
+    refused = await client.put(f"/v1/sessions/{session}/sandbox/files/a", content=b"x", params={"wait_s": 0})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")

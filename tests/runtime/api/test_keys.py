@@ -105,6 +105,13 @@ async def test_the_last_admin_key_cannot_be_revoked_and_of_two_only_one(client: 
     assert sorted(left) == [200, 401]
 
 
+async def test_an_admin_key_in_its_grace_is_no_reason_to_revoke_its_successor(client: httpx.AsyncClient) -> None:
+    (first,) = (await client.get(ADMIN)).json()["data"]
+    turned = (await client.post(f"{ADMIN}/{first['id']}/rotate", json={"grace_s": 3600})).json()
+    answer = await client.post(f"{ADMIN}/{turned['id']}/revoke")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "last_admin_key")
+
+
 async def test_the_tenant_of_the_last_admin_key_cannot_be_disabled(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/admin/tenants/default/disable")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "last_admin_key")
