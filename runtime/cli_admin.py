@@ -189,7 +189,7 @@ def _switch(tenant_id: str, verb: str, as_json: bool) -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="Every figure, as CSV with a row of names.")
 @as_json_option
 def usage(group_by: str, since: str | None, until: str | None, everybody: bool, as_csv: bool, as_json: bool) -> None:
-    """What was used, and what it costs by the price file (TENUTO_PRICES)."""
+    """What was used, and what it costs by the price file that the API was started with (TENUTO_PRICES)."""
     asked = {"group_by": group_by, "from": since, "to": until}
     with tenuto.Client() as client:
         rows = list(_pages(client, "/v1/admin/usage" if everybody else "/v1/usage", asked))

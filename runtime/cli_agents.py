@@ -83,6 +83,8 @@ def list_all(archived: bool, as_json: bool) -> None:
 def show_one(agent: str, as_json: bool) -> None:
     """One agent (`name`, or `name@3`) as JSON."""
     name, _, number = agent.partition("@")
+    if number and not number.isdecimal():
+        raise click.UsageError(f"{agent!r} has no number behind the @; write such as {name}@1")
     path = f"/v1/agents/{segment(name)}" + (f"/versions/{number}" if number else "")
     with tenuto.Client() as client:
         click.echo(json.dumps(client.get(path), indent=None if as_json else 2))

@@ -224,3 +224,10 @@ def test_an_approve_that_is_no_function_is_refused_before_anything_is_sent(clien
     with pytest.raises(tenuto.TenutoError, match="approve is True; it must be a function"):
         session.run("Go.", approve=True)
     assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("tool", [None, 3])
+def test_what_is_no_tool_is_refused_by_name(client, server, tool) -> None:
+    with pytest.raises(tenuto.ToolError, match=f"{tool} is no tool"):
+        client.sessions.create(tools=[tool])
+    assert not server.seen

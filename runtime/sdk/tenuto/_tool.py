@@ -168,6 +168,9 @@ def declared(tools: Sequence[Given] | None) -> list[str | dict[str, Any]] | None
         return None
     if isinstance(tools, str):
         raise ToolError(f"tools is the text {tools!r}; give a list")
+    for one in tools:
+        if not (isinstance(one, str | Mapping) or callable(one)):
+            raise ToolError(f"{one!r} is no tool: give a built-in one's name, a function, or an object that says one")
     return [
         one
         if isinstance(one, str)

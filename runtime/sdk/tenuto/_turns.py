@@ -133,7 +133,7 @@ class TurnReader:
     def result(self) -> Turn:
         """The turn. Raises SessionFailed with the server's sentence where it did not end in an answer."""
         if not self.done:
-            raise TenutoError("the turn has not ended; feed it more events until `done`")
+            raise TenutoError("the turn has not ended: read all its events before its `with` block ends")
         events = self.events[self._turn_start :]
         last = events[-1]
         if last.type != "session.idle":

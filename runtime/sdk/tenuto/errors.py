@@ -47,13 +47,21 @@ class ConnectionFailed(TenutoError):
     """The server did not answer, however often it was asked."""
 
 
+_WAITS_FOR = {
+    "approval": "approval of",
+    "outcome": "word whether a call took effect:",
+    "client_tool": "the result of",
+    "budget": "more budget, being out of",
+}
+
+
 class NeedsAnswer(TenutoError):
     """The session waits for a word that nobody here can give. It waits on: answer `question`, then `serve` or `run`."""
 
     def __init__(self, question: Question) -> None:
         about = question.about.get("name") or question.about.get("measure") or f"step {question.step}"
         super().__init__(
-            f"session {question.session_id} waits for {question.kind.replace('_', ' ')} of {about}; answer"
+            f"session {question.session_id} waits for {_WAITS_FOR.get(question.kind, question.kind)} {about}; answer"
             f" {question.id} with {_DECISIONS.get(question.kind, 'a decision')}"
         )
         self.question = question
