@@ -20,7 +20,8 @@ from pathlib import Path
 
 from .errors import CreateFailed
 
-RECIPE = "2"
+RECIPE = "3"
+READABLE = 0o022  # the umask of what is made in the image: tools run as others than who makes it
 AGENT_SOURCE = Path(__file__).parent / "agent"
 AGENT_HOME = "/usr/lib/tenuto"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -236,6 +237,7 @@ def _compile(root: Path) -> None:
         timeout=300,
         env={"PATH": SYSTEM_PATH},
         check=False,
+        umask=READABLE,
     )
 
 
@@ -243,7 +245,7 @@ def _index_libraries(root: Path) -> None:
     """The loader's index, without which every program searches a dozen folders for each library; it may be missing."""
     program = shutil.which("ldconfig", path=SYSTEM_PATH)
     if program is not None:
-        subprocess.run([program, "-X", "-r", str(root)], capture_output=True, timeout=60, check=False)
+        subprocess.run([program, "-X", "-r", str(root)], capture_output=True, timeout=60, check=False, umask=READABLE)
 
 
 __all__ = ["AGENT_HOME", "Image", "build", "host_python", "libraries_in", "ready"]

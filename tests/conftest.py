@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import subprocess
@@ -118,6 +119,16 @@ hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("tests")
 MODELS_DIR = Settings.load().models_dir
 TEST_MODEL = "smollm2-135m-instruct"
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """For tests that parse Python: CPython 3.11 cannot do so while a traceback is written, as it is where garbage is
+    collected that holds an error which nobody asked for."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

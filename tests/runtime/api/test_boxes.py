@@ -25,10 +25,12 @@ def ids_of(frames: bytes) -> list[int]:
     return [int(position) for position in re.findall(rb"^id: (\d+)$", frames, re.M)]
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_the_page_is_what_the_sources_say() -> None:
     assert boxes.OUT.read_text() == boxes.document(), "run `python -m runtime.boxes`"
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize(
     "gone",
     [

@@ -34,6 +34,7 @@ def session_id(server: Served) -> str:
     return str(made.json()["id"])
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(400, marks=pytest.mark.soak)])
 def test_every_answer_is_one_that_the_document_names(server: Served, session_id: str, subtests, examples: int):
     import schemathesis
