@@ -82,7 +82,8 @@ async def test_a_run_stops_at_a_question_which_is_answered_and_the_session_goes_
 
 async def test_ctrl_c_ends_the_turn_and_keeps_the_session(stack: Stack, client: tenuto.AsyncClient, agent: str) -> None:
     long = await client.agents.revise(agent, limits={"max_think_tokens": 6000})  # no end in sight
-    process = await begin(stack, "run", "Tell me a long story about a ferry.", "--agent", f"{agent}@{long.id}")
+    story = ("run", "Tell me a long story about a ferry.", "--tool-choice", "none")
+    process = await begin(stack, *story, "--agent", f"{agent}@{long.id}")
     assert process.stdout is not None
     await process.stdout.read(1)
     process.send_signal(signal.SIGINT)

@@ -134,6 +134,7 @@ async def _beating(services: Services) -> AsyncIterator[None]:
             await fleet.heartbeat(services.db, "n", "b")
             await asyncio.sleep(1)
 
+    await fleet.heartbeat(services.db, "n", "b")  # whatever it took to get here
     task = asyncio.create_task(beat())
     try:
         yield
