@@ -25,6 +25,7 @@ from .spec import Reason, Result
 RING_BYTES = 4 << 20
 TAIL_BYTES = 8 << 10
 GRACE_S = 2.0
+SHELLS_TRIED = 3  # of a command whose shells end before they begin it
 LOOP = r"""
 exec 198<&0 199>&1 </dev/null 2>&1
 while :; do
@@ -67,14 +68,18 @@ class Shell:
 
         Raises SandboxLost, SandboxBusy.
         """
-        begun = time.monotonic()
-        try:
-            key, fresh, offset = await self._send(call, command)
-        except OperationFailed:
-            await self._bury(call)
-            key, fresh, offset = await self._send(call, command)
-        heard = _Heard(self._mark(call, "begin"), self._mark(call, "end"), output_bytes, offset)
-        timed_out = not await self._listen(key, heard, timeout_s)
+        begun, first = time.monotonic(), 1
+        for _ in range(SHELLS_TRIED):
+            try:
+                key, fresh, offset = await self._send(call, command, first)
+            except OperationFailed:
+                await self._bury(call)
+                key, fresh, offset = await self._send(call, command, first)
+            heard = _Heard(self._mark(call, "begin"), self._mark(call, "end"), output_bytes, offset)
+            timed_out = not await self._listen(key, heard, timeout_s)
+            if not heard.never_began:
+                break
+            first = _number(key) + 1  # it was being killed, by a restore, while it took the command
         if timed_out:
             await self._interrupt(key, call, heard)
         over = heard.over
@@ -86,9 +91,9 @@ class Shell:
         )
         return Ran(result, fresh, over is not None)
 
-    async def _send(self, call: str, command: str) -> tuple[str, bool, int]:
+    async def _send(self, call: str, command: str, first: int) -> tuple[str, bool, int]:
         """The key of the shell that has the command now, whether it is fresh, and where to read from."""
-        key, fresh = await self._find(call)
+        key, fresh = await self._find(call, first=first)
         offset = 0
         if not await self.sandbox.wrote(key, call):
             offset = (await self.sandbox.read(key, None)).end
@@ -113,9 +118,10 @@ class Shell:
             if not await self._listen(key, heard, 0.0):
                 await self._interrupt(key, call, heard)
 
-    async def _find(self, call: str, *, start: bool = True) -> tuple[str, bool]:
-        """The key of the shell that runs, or of an ended one that had this call; else of a new one."""
-        number = 1
+    async def _find(self, call: str, *, start: bool = True, first: int = 1) -> tuple[str, bool]:
+        """The key of the shell that runs, or of an ended one that had this call; else of a new one. From the `first`
+        on."""
+        number = first
         while True:
             key = f"shell/{number}"
             state = await self.sandbox.lookup(key, output=False)
@@ -149,6 +155,10 @@ class Shell:
         return hmac.new(self.sandbox.handle.token.encode(), f"shell {which} {call}".encode(), "sha256").hexdigest()
 
 
+def _number(key: str) -> int:
+    return int(key.rpartition("/")[2])
+
+
 class _Heard:
     """What a command printed, between its marks: its head and its end, as much as is kept of a call's output."""
 
@@ -161,6 +171,7 @@ class _Heard:
         self._end = re.compile(rb"\0(\d{1,3}) " + end.encode() + rb"\0")
         self._longest = len(end) + 6
         self._begun = False
+        self._missed = False  # something was printed that nobody kept
         self._pending = bytearray()
         self._tail_room = min(TAIL_BYTES, cap // 4)
         self._head_room = cap - self._tail_room
@@ -171,7 +182,13 @@ class _Heard:
     def ended(self) -> bool:
         return self.code is not None or self.over is not None
 
+    @property
+    def never_began(self) -> bool:
+        """Its shell has ended, and said nothing of the command, which it does before anything else."""
+        return self.over is not None and not self._begun and not self._missed
+
     def take(self, offset: int, data: bytes) -> None:
+        self._missed = self._missed or offset != self.offset
         if self._begun:
             self.total += offset - self.offset  # nobody kept what is missing
         self.offset = offset + len(data)
