@@ -74,7 +74,7 @@ class Follower:
                 self.late_ms.append(1e3 * (now - _seconds(match[3])))
                 if match[2] in (b"session.idle", b"session.failed"):
                     return True, after
-            if self.rng.random() < 0.03:
+            if self.rng.random() < 0.01:
                 return False, after + (1 if self.lose else 0)
             if self.slow:
                 await asyncio.sleep(0.25)

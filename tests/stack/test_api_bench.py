@@ -19,11 +19,11 @@ async def test_every_follower_is_given_every_event_once_and_one_that_skips_is_se
     stack: Stack, client: tenuto.AsyncClient, sabotage: str | None, lost: bool
 ) -> None:
     async with Database(stack.postgres_dsn) as db:
-        lines = await round_of(stack, client, db, 1, 3, 8, sabotage)
+        lines = await round_of(stack, client, db, 1, 3, 40, sabotage)
     figure = figures(lines)
-    assert figure["streams"] == 24
+    assert figure["streams"] == 120
     assert figure["drops"]
-    assert figure["events_given"] > 24 * 5
+    assert figure["events_given"] > 120 * 5
     assert bool(figure["events_lost"]) is lost
     assert (figure["events_repeated"], figure["streams_out_of_order"]) == (0, 0)
     assert any("none may be" in miss for miss in misses(figure)) is lost
