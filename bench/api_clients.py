@@ -7,6 +7,7 @@ slowly for a while, and writes down every event that it was given.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
 import random
@@ -81,8 +82,6 @@ class Follower:
 
 
 def _seconds(stamp: bytes) -> float:
-    import datetime
-
     return datetime.datetime.fromisoformat(stamp.decode()).timestamp()
 
 

@@ -7,16 +7,16 @@ import datetime
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 import tenuto
 
-from runtime.cli_listing import segment, show
+from runtime.cli_listing import AS_JSON, every, given, moment, segment, show
 
+PAGE = 1000  # rows of one request
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
 class Duration(click.ParamType[int]):
@@ -42,7 +42,7 @@ def keys() -> None:
 @click.option("--name", default="", help="What it is for.")
 @click.option("--expires-in", type=Duration(), help="How long it works, as 12h or 90d; for ever by default.")
 @click.option("--requests-per-minute", type=click.IntRange(1, 1_000_000), help="Any number by default.")
-@as_json_option
+@AS_JSON
 def keys_create(
     tenant: str, scope: str, name: str, expires_in: int | None, requests_per_minute: int | None, as_json: bool
 ) -> None:
@@ -57,11 +57,11 @@ def keys_create(
 
 @keys.command("list")
 @click.option("--tenant", help="Of one tenant.")
-@as_json_option
+@AS_JSON
 def keys_list(tenant: str | None, as_json: bool) -> None:
     """Newest first, those that do not work any more too."""
     with tenuto.Client() as client:
-        rows = list(_pages(client, "/v1/admin/keys", {"tenant": tenant}))
+        rows = list(every(client, "/v1/admin/keys", tenant=tenant, limit=PAGE))
     columns = ("id", "prefix", "tenant", "scope", "name", "state", "requests_per_minute", "expires_at", "last_used_at")
     _tell(rows, columns, as_json)
 
@@ -69,7 +69,7 @@ def keys_list(tenant: str | None, as_json: bool) -> None:
 @keys.command("rotate")
 @click.argument("key_id")
 @click.option("--grace", type=Duration(), default=0, show_default=True, help="How long the old one works on.")
-@as_json_option
+@AS_JSON
 def keys_rotate(key_id: str, grace: int, as_json: bool) -> None:
     """A new key in the place of an old one."""
     with tenuto.Client() as client:
@@ -78,7 +78,7 @@ def keys_rotate(key_id: str, grace: int, as_json: bool) -> None:
 
 @keys.command("revoke")
 @click.argument("key_id")
-@as_json_option
+@AS_JSON
 def keys_revoke(key_id: str, as_json: bool) -> None:
     """The key works no more."""
     with tenuto.Client() as client:
@@ -115,7 +115,7 @@ def _quota_options(command: Callable[..., None]) -> Callable[..., None]:
 @tenants.command("create")
 @click.argument("tenant_id")
 @_quota_options
-@as_json_option
+@AS_JSON
 def tenants_create(tenant_id: str, as_json: bool, **quotas: str | None) -> None:
     """Make a tenant; then make a key of it."""
     with tenuto.Client() as client:
@@ -124,11 +124,11 @@ def tenants_create(tenant_id: str, as_json: bool, **quotas: str | None) -> None:
 
 
 @tenants.command("list")
-@as_json_option
+@AS_JSON
 def tenants_list(as_json: bool) -> None:
     """By name, with their quotas."""
     with tenuto.Client() as client:
-        rows = list(_pages(client, "/v1/admin/tenants", {}))
+        rows = list(every(client, "/v1/admin/tenants", limit=PAGE))
     if not as_json:
         rows = [{**row, **row["quotas"]} for row in rows]
     columns = ("id", "state", "open_sessions", "tokens_per_day", "disk_bytes", "sandboxes", "created_at")
@@ -138,7 +138,7 @@ def tenants_list(as_json: bool) -> None:
 @tenants.command("limit")
 @click.argument("tenant_id")
 @_quota_options
-@as_json_option
+@AS_JSON
 def tenants_limit(tenant_id: str, as_json: bool, **quotas: str | None) -> None:
     """Set quotas; those that are not named stay."""
     with tenuto.Client() as client:
@@ -161,7 +161,7 @@ def _quotas(given: Mapping[str, str | None]) -> dict[str, int | None]:
 
 @tenants.command("disable")
 @click.argument("tenant_id")
-@as_json_option
+@AS_JSON
 def tenants_disable(tenant_id: str, as_json: bool) -> None:
     """Refuse its keys; its sessions stay open."""
     _switch(tenant_id, "disable", as_json)
@@ -169,7 +169,7 @@ def tenants_disable(tenant_id: str, as_json: bool) -> None:
 
 @tenants.command("enable")
 @click.argument("tenant_id")
-@as_json_option
+@AS_JSON
 def tenants_enable(tenant_id: str, as_json: bool) -> None:
     """Its keys work again."""
     _switch(tenant_id, "enable", as_json)
@@ -187,12 +187,12 @@ def _switch(tenant_id: str, verb: str, as_json: bool) -> None:
 @click.option("--to", "until", help="A day or a time; now by default.")
 @click.option("--all", "everybody", is_flag=True, help="Of every tenant; takes an admin key.")
 @click.option("--csv", "as_csv", is_flag=True, help="Every figure, as CSV with a row of names.")
-@as_json_option
+@AS_JSON
 def usage(group_by: str, since: str | None, until: str | None, everybody: bool, as_csv: bool, as_json: bool) -> None:
     """What was used, and what it costs by the price file that the API was started with (TENUTO_PRICES)."""
     asked = {"group_by": group_by, "from": since, "to": until}
     with tenuto.Client() as client:
-        rows = list(_pages(client, "/v1/admin/usage" if everybody else "/v1/usage", asked))
+        rows = list(every(client, "/v1/admin/usage" if everybody else "/v1/usage", **asked, limit=PAGE))
     if as_csv:
         writer = csv.DictWriter(sys.stdout, [name for name in (rows[0] if rows else {"id": ""}) if name != "object"])
         writer.writeheader()
@@ -217,30 +217,15 @@ def usage(group_by: str, since: str | None, until: str | None, everybody: bool, 
 @click.option("--target", help="On one thing.")
 @click.option("--outcome", type=click.Choice(["done", "refused", "failed"]))
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
-@as_json_option
+@AS_JSON
 def audit(
     key: str | None, action: str | None, target: str | None, outcome: str | None, limit: int, as_json: bool
 ) -> None:
     """What operators changed, or tried to; newest first."""
     asked = {"key": key, "action": action, "target": target, "outcome": outcome, "limit": limit}
     with tenuto.Client() as client:
-        rows = client.get("/v1/admin/audit", _given(asked))["data"]
+        rows = client.get("/v1/admin/audit", given(asked))["data"]
     _tell(rows, ("created_at", "key_id", "action", "target", "outcome", "request_id"), as_json)
-
-
-def _pages(client: tenuto.Client, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """All of a list."""
-    after: dict[str, Any] = {}
-    while True:
-        page = client.get(path, {**_given(asked), "limit": 1000, **after})
-        yield from page["data"]
-        if not page["has_more"]:
-            return
-        after = {"after": page["last_id"]}
-
-
-def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _tell(rows: Sequence[Mapping[str, Any]], columns: Iterable[str], as_json: bool) -> None:
@@ -254,5 +239,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\dT", value):
-        return value[:19].replace("T", " ")
+        return moment(value)
     return f"{value:,.2f}" if isinstance(value, float) else str(value)

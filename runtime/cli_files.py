@@ -14,7 +14,8 @@ import tenuto
 from rich.console import Console
 from rich.table import Table
 
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+from runtime.cli_listing import AS_JSON
+
 STEP = click.option("--step", type=int, help="As it was at the checkpoint of this step.")
 
 

@@ -42,9 +42,14 @@ SESSION = click.argument("session", type=SESSION_ID)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
+def given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for; None is left to the server."""
+    return {name: value for name, value in asked.items() if value is not None}
+
+
 def every(client: tenuto.Client, path: str, **params: Any) -> Iterator[dict[str, Any]]:
     """Everything of a list, page by page."""
-    asked = {name: value for name, value in params.items() if value is not None}
+    asked = given(params)
     while True:
         page = client.get(path, asked)
         yield from page["data"]

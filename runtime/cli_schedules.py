@@ -10,9 +10,7 @@ import click
 import tenuto
 
 from runtime.cli_agents import FILE, read_body
-from runtime.cli_listing import every, moment, segment, show, told
-
-JSON = click.option("--json", "as_json", is_flag=True)
+from runtime.cli_listing import AS_JSON, every, moment, segment, show, told
 
 
 @click.group()
@@ -22,7 +20,7 @@ def schedules() -> None:
 
 @schedules.command()
 @FILE
-@JSON
+@AS_JSON
 def create(file: Path, as_json: bool) -> None:
     """Make a schedule of a JSON or TOML file: agent, message, cron or every_s, time_zone, overlap and so on."""
     with tenuto.Client() as client:
@@ -33,7 +31,7 @@ def create(file: Path, as_json: bool) -> None:
 @schedules.command()
 @click.argument("schedule")
 @FILE
-@JSON
+@AS_JSON
 def change(schedule: str, file: Path, as_json: bool) -> None:
     """Change what a file says of a schedule; what it does not say stays."""
     with tenuto.Client() as client:
@@ -42,7 +40,7 @@ def change(schedule: str, file: Path, as_json: bool) -> None:
 
 
 @schedules.command("list")
-@JSON
+@AS_JSON
 def list_all(as_json: bool) -> None:
     """List them."""
     with tenuto.Client() as client:
@@ -63,7 +61,7 @@ def list_all(as_json: bool) -> None:
 
 @schedules.command("show")
 @click.argument("schedule")
-@JSON
+@AS_JSON
 def show_one(schedule: str, as_json: bool) -> None:
     """When a schedule fires next."""
     with tenuto.Client() as client:
@@ -74,7 +72,7 @@ def show_one(schedule: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("schedule")
-@JSON
+@AS_JSON
 def pause(schedule: str, as_json: bool) -> None:
     """Let a schedule fire no more until it is unpaused."""
     with tenuto.Client() as client:
@@ -83,7 +81,7 @@ def pause(schedule: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("schedule")
-@JSON
+@AS_JSON
 def unpause(schedule: str, as_json: bool) -> None:
     """Let a schedule fire again."""
     with tenuto.Client() as client:
@@ -92,7 +90,7 @@ def unpause(schedule: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("schedule")
-@JSON
+@AS_JSON
 def trigger(schedule: str, as_json: bool) -> None:
     """Begin one run now."""
     with tenuto.Client() as client:
@@ -102,7 +100,7 @@ def trigger(schedule: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("schedule")
-@JSON
+@AS_JSON
 def runs(schedule: str, as_json: bool) -> None:
     """What a schedule began, newest first."""
     with tenuto.Client() as client:
@@ -120,7 +118,7 @@ def runs(schedule: str, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("schedule")
-@JSON
+@AS_JSON
 def delete(schedule: str, as_json: bool) -> None:
     """Remove a schedule; sessions that it made stay."""
     with tenuto.Client() as client:

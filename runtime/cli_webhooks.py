@@ -7,9 +7,7 @@ import json
 import click
 import tenuto
 
-from runtime.cli_listing import every, moment, segment, show, told
-
-JSON = click.option("--json", "as_json", is_flag=True)
+from runtime.cli_listing import AS_JSON, every, moment, segment, show, told
 
 
 @click.group()
@@ -21,7 +19,7 @@ def webhooks() -> None:
 @click.argument("url")
 @click.option("--type", "types", multiple=True, required=True, help="session.idle, session.*, … (several times)")
 @click.option("--description", default="", help="For people.")
-@JSON
+@AS_JSON
 def create(url: str, types: tuple[str, ...], description: str, as_json: bool) -> None:
     """Make one. Its secret is shown now, and never again."""
     with tenuto.Client() as client:
@@ -30,7 +28,7 @@ def create(url: str, types: tuple[str, ...], description: str, as_json: bool) ->
 
 
 @webhooks.command("list")
-@JSON
+@AS_JSON
 def list_all(as_json: bool) -> None:
     """List them."""
     with tenuto.Client() as client:
@@ -49,7 +47,7 @@ def list_all(as_json: bool) -> None:
 
 @webhooks.command()
 @click.argument("webhook")
-@JSON
+@AS_JSON
 def delete(webhook: str, as_json: bool) -> None:
     """Remove one, with all that was still to be sent there."""
     with tenuto.Client() as client:
@@ -59,7 +57,7 @@ def delete(webhook: str, as_json: bool) -> None:
 @webhooks.command()
 @click.argument("webhook")
 @click.option("--overlap", "overlap_s", type=float, default=86_400, show_default=True, help="Seconds of both secrets.")
-@JSON
+@AS_JSON
 def rotate(webhook: str, overlap_s: float, as_json: bool) -> None:
     """Give one a new secret; the present one signs beside it for a while."""
     with tenuto.Client() as client:
@@ -69,7 +67,7 @@ def rotate(webhook: str, overlap_s: float, as_json: bool) -> None:
 
 @webhooks.command()
 @click.argument("webhook")
-@JSON
+@AS_JSON
 def enable(webhook: str, as_json: bool) -> None:
     """Send to one again; what happened meanwhile is not told."""
     with tenuto.Client() as client:
@@ -78,7 +76,7 @@ def enable(webhook: str, as_json: bool) -> None:
 
 @webhooks.command()
 @click.argument("webhook")
-@JSON
+@AS_JSON
 def disable(webhook: str, as_json: bool) -> None:
     """Send nothing to one until it is enabled."""
     with tenuto.Client() as client:
@@ -87,7 +85,7 @@ def disable(webhook: str, as_json: bool) -> None:
 
 @webhooks.command()
 @click.argument("webhook")
-@JSON
+@AS_JSON
 def test(webhook: str, as_json: bool) -> None:
     """Send an event that tells of nothing."""
     with tenuto.Client() as client:
@@ -98,7 +96,7 @@ def test(webhook: str, as_json: bool) -> None:
 @webhooks.command()
 @click.argument("webhook")
 @click.option("--state", type=click.Choice(["pending", "delivered", "failed", "cancelled"]))
-@JSON
+@AS_JSON
 def deliveries(webhook: str, state: str | None, as_json: bool) -> None:
     """What was sent or is to be, newest first."""
     with tenuto.Client() as client:
@@ -121,7 +119,7 @@ def deliveries(webhook: str, state: str | None, as_json: bool) -> None:
 @webhooks.command()
 @click.argument("webhook")
 @click.argument("delivery")
-@JSON
+@AS_JSON
 def replay(webhook: str, delivery: str, as_json: bool) -> None:
     """Send a delivery again, under the same id."""
     with tenuto.Client() as client:

@@ -16,8 +16,8 @@ from runtime.api.asking import carried_out
 from runtime.api.documented import Shape, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
-from runtime.api.models import checked_model, ensure_image, ensure_reachable, ensure_tools_work
-from runtime.api.sealed import ensure_secrets
+from runtime.api.making import ensure_possible
+from runtime.api.models import checked_model
 from runtime.archives import FIRST, MAX_SESSION_BYTES
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest, Unavailable
@@ -78,10 +78,7 @@ async def import_session(request: Request, db: Db, tenant: Tenant) -> Imported:
         digest, config = await _keep(request, db, tenant, parts)
         before = await made_before(request, db, tenant, digest=digest)
         served = await checked_model(db, config.model)
-        await ensure_secrets(db, tenant, config)
-        await ensure_image(request, db, config)
-        await ensure_tools_work(config)
-        ensure_reachable(request, config)
+        await ensure_possible(request, db, tenant, config)
         session_id = before or await id_for(request, db, tenant, "ses", digest=digest)
         domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
         asked = {"session_id": session_id, "parts": parts, "domain": domain}

@@ -15,6 +15,15 @@ from runtime.store import Database, agents
 from sandbox import SandboxUsageError, snapshots
 
 
+async def ensure_possible(request: Request, db: Database, tenant: str, config: SessionConfig) -> None:
+    """Whatever a session is made from: that its image, tools, hosts and secrets are to be had here. Raises
+    InvalidRequest."""
+    await ensure_image(request, db, config)
+    await ensure_tools_work(config)
+    ensure_reachable(request, config)
+    await ensure_secrets(db, tenant, config)
+
+
 async def resolved(db: Database, tenant: str, body: SessionIn) -> tuple[Wanted, Origin]:
     """What the body means, and where it comes from. Raises InvalidRequest where what it says does not go with its
     agent."""
@@ -39,9 +48,6 @@ async def checked(request: Request, db: Database, tenant: str, wanted: Wanted) -
         snapshots.plan({name: text.encode() for name, text in config.files.items()})
     except SandboxUsageError as error:
         raise InvalidRequest(f"files: {error}", param="files") from error
-    await ensure_image(request, db, config)
-    await ensure_tools_work(config)
-    ensure_reachable(request, config)
-    await ensure_secrets(db, tenant, config)
+    await ensure_possible(request, db, tenant, config)
     await ensure_it_fits(request, db, config, served)
     return config

@@ -13,10 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from runtime.api.documented import MEDIA_TYPE
 from runtime.api.request_id import HEADER, request_id
 from runtime.errors import RequestError, TooManyRequests, Unavailable
 
-MEDIA_TYPE = "application/problem+json"
 _NO_OBJECT = ("missing", "model_attributes_type", "model_type", "dict_type")
 
 
