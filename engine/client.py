@@ -336,6 +336,11 @@ class EngineClient:
         """Pool, scheduler, counters, tiers; `integrity` is "ok" or says what does not add up."""
         return await self._ask({"type": "stats"})
 
+    async def spans(self) -> dict[str, Any]:
+        """`spans`: what the engine's time went into lately (engine.spans); `memory`: what it takes (engine.memory_use);
+        `limits`: requests that run at once at most, pages of the pool."""
+        return await self._ask({"type": "spans"})
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:

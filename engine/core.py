@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from engine.backends.face import Backend, DrawsTokens, Logits, Tile, Wish
+from engine.backends.face import Backend, CountsReplays, DrawsTokens, Logits, Tile, Wish
 from engine.behind import WriteBehind
 from engine.constraint import Constraint
 from engine.errors import EngineFault, RequestError
@@ -24,6 +25,7 @@ from engine.request import GenerateSpec, Limits, Phase, Sampling, admit_spec
 from engine.restores import Restores
 from engine.sampler import NOTHING_POSSIBLE, sample
 from engine.scheduler import Plan, Scheduler
+from engine.spans import Spans, Step
 from engine.store import KvStore, salt_id
 
 Choice = Callable[[], int]  # the token; raises EngineFault
@@ -47,6 +49,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.limits = limits
         self.metrics = Metrics()
+        self.spans = Spans()
         self.steps = 0
         self.fault: BaseException | None = None
         self.timers: list[Callable[[float], float | None]] = [
@@ -54,13 +57,14 @@ class EngineCore:
         ]  # each gives the seconds until it is next due
         self._observer = Observer()
         self._backend = backend
+        self._counts_replays = isinstance(backend, CountsReplays)
         self._eos = frozenset(eos)
         self._inbox = inbox
         self._clock = clock
         self._live: dict[str, Live] = {}
         self._stopping = False
         self._behind = WriteBehind(store, clock)
-        self._restores = Restores(store, scheduler, self.metrics, clock, self._sample)
+        self._restores = Restores(store, scheduler, (self.metrics, self.spans), clock, self._sample)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def observe(self, observer: Observer) -> None:
@@ -118,6 +122,10 @@ class EngineCore:
             self._end(live, "cancelled")
         return len(running)
 
+    def told_spans(self) -> dict[str, Any]:
+        """See `Spans.as_message`."""
+        return self.spans.as_message(self._clock())
+
     def check_integrity(self) -> None:
         """See `integrity.check`. Between turns only."""
         check(self.store, self.scheduler, list(self._live.values()))
@@ -140,13 +148,20 @@ class EngineCore:
     def turn(self) -> None:
         """One round: give up restores that are overdue, copy a slice out, plan, step."""
         self._restores.give_up_overdue(self._live.values())
-        if self.store.copies is not None:
+        if self.store.copies is not None and self.store.copies.waits:
+            begun_s = self._clock()
             self.store.copies.pump()
+            self.spans.copied(self._clock() - begun_s)
         plan = self._plan()
-        for request in plan.admit:
-            self._restores.begin(self._live[request.spec.request_id], self._live.values())
+        if plan.admit:
+            begun_s = self._clock()
+            for request in plan.admit:
+                self._restores.begin(self._live[request.spec.request_id], self._live.values())
+            self.spans.admitting(self._clock() - begun_s)
         if plan.work:
             self._step(plan)
+        else:
+            self.spans.idle()
 
     def _plan(self) -> Plan:
         """The next step, after what must give way for it has given way. Every round takes away pins or a request."""
@@ -187,13 +202,14 @@ class EngineCore:
 
     def _preempt(self, live: Live) -> None:
         """Send a request back to the queue, its pages to the host tier, and say so."""
-        request, counters = live.request, self.store.counters
+        request, counters, begun_s = live.request, self.store.counters, self._clock()
         self._restores.drop(live)
         was_running = request.phase is Phase.RUNNING
         tokens = request.computed
         pages = self.store.swap_out(request)
         self.scheduler.send_back(request)
         live.queued_s = self._clock()
+        self.spans.swapped(live.queued_s - begun_s)
         request.preemptions += 1
         request.had = max(request.had, tokens)
         counters.preemptions += 1
@@ -204,23 +220,42 @@ class EngineCore:
 
     def _step(self, plan: Plan) -> None:
         tiles: list[Tile] = []
+        begun_s, evicted, replays = self._clock(), self.store.counters.evicted_dirty, self._replays
         for work in plan.work:
             self.store.grow(work.request, work.start + work.count)
             tiles += tiles_of(work)
         wishes = [_wish(self._live[work.request.spec.request_id]) for work in plan.work if work.samples]
         started_s = self._clock()
+        if self.store.counters.evicted_dirty > evicted:
+            self.spans.swapped(started_s - begun_s)
         choices = iter(self._advance(tiles, wishes))
-        step_s = self._clock() - started_s
+        ended_s = self._clock()
+        step_s = ended_s - started_s
         self._measure(plan, step_s)
+        graph = "none" if replays is None or plan.prefill else "missed" if self._replays == replays else "replayed"
+        self._span(plan, begun_s, step_s, graph)
         for work in plan.work:
             request = work.request
             request.computed = work.start + work.count
             self.store.filled(request, request.spec.salt)
+            live = self._live[request.spec.request_id]
+            live.waited.own_s += step_s  # looked at before the first token only
             if work.samples:
-                self._take(self._live[request.spec.request_id], next(choices))
+                self._take(live, next(choices))
         if not plan.prefill:
             running = [live.request for live in self._live.values() if live.request.phase is Phase.RUNNING]
             self._behind.after_decoding(step_s, running)
+        self.spans.ended(ended_s, busy=any(work.request.phase is Phase.RUNNING for work in plan.work))
+
+    def _span(self, plan: Plan, begun_s: float, step_s: float, graph: str) -> None:
+        waiting, admitted, available = self.scheduler.waiting, self.scheduler.admitted, self.store.pool.available
+        step = Step(begun_s, step_s, 0.0, plan.decoding, plan.prefill, graph, 0, 0, waiting, admitted, available)
+        self.spans.step(begun_s, step, self.store.counters.preemptions)
+
+    @property
+    def _replays(self) -> int | None:
+        """How many decode steps found what was recorded of them; None of a backend that records nothing."""
+        return self._backend.replays if self._counts_replays else None  # type: ignore[attr-defined]
 
     def _measure(self, plan: Plan, step_s: float) -> None:
         self.steps += 1
@@ -268,9 +303,11 @@ class EngineCore:
         now = self._clock()
         if live.latest_token_s:
             self.metrics.inter_token_s.observe(now - live.latest_token_s)
+            self.spans.token(live.waited, now - live.latest_token_s, now)
         else:
             live.first_token_s = now
             self.metrics.first_token_s.observe(now - live.submitted_s)
+            self.spans.first(live.waited, now - live.submitted_s, now)
             self._tell_computed(live, now)
         live.latest_token_s = now
 

@@ -20,6 +20,7 @@ from engine.intents import Intents
 from engine.keeper import Keeper
 from engine.keyring import SaltKeys
 from engine.lanes import Lanes
+from engine.memory_use import MemoryUse, bill
 from engine.modelfile import model_name, open_model
 from engine.moves import Moves
 from engine.pages import PagePool
@@ -142,7 +143,11 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     keeper = Keeper(core, Moves(core), log, speeds)
     intents = Intents(core, keeper)
     Collector(core)
-    server = EngineServer(core, intents, Constraints(settings.model, facts.vocab), card)
+    owed = bill(
+        facts, precision, blocks * PAGE_SIZE, settings.host_bytes, on_device=backend.identity.backend == "triton"
+    )
+    memory = MemoryUse(owed, backend, sum(array.nbytes for array in weights.arrays.values()))
+    server = EngineServer(core, intents, Constraints(settings.model, facts.vocab), card, memory)
     core.start()
     return Engine(server, core, card, lanes, stack)
 

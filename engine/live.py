@@ -13,6 +13,7 @@ from engine.request import Request
 from engine.restore import Search, Sources
 from engine.scheduler import Work
 from engine.sessions import SessionKv
+from engine.spans import Waited
 from engine.store import Counters
 
 Frame = dict[str, Any]
@@ -34,6 +35,7 @@ class Live:
     running_s: float = 0.0
     first_token_s: float = 0.0
     latest_token_s: float = 0.0
+    waited: Waited = field(default_factory=Waited)
     account: dict[str, int] = field(default_factory=dict)  # where its tokens came from, when it last began to run
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.core import EngineCore
 from engine.keeper import Keeper
+from engine.memory_use import MemoryUse
 from engine.request import Fields
 from kvtier import Audit, Receipt, Tier, TierStack
 
@@ -37,8 +38,9 @@ def parse_audit(message: Mapping[str, Any]) -> AuditAsk:
 class Reports:
     """Runs on the compute thread, between steps; slow parts go through the store's lanes."""
 
-    def __init__(self, core: EngineCore, keeper: Keeper | None = None) -> None:
+    def __init__(self, core: EngineCore, keeper: Keeper | None = None, memory: MemoryUse | None = None) -> None:
         self._core = core
+        self._memory = memory
         self._store = core.store
         self._keeper = keeper
 
@@ -142,6 +144,12 @@ class Reports:
         for salt in salts:
             self._store.root(salt)
         reply({"learned": len(salts)})
+
+    def spans(self, reply: Reply) -> None:
+        """What the engine's time went into lately, and its memory; see `engine.spans` and `engine.memory_use`."""
+        limits = {"running": self._core.scheduler.most_running, "pool_pages": self._store.pool.total}
+        memory = self._memory.as_message() if self._memory is not None else None
+        reply({"spans": self._core.told_spans(), "memory": memory, "limits": limits})
 
     def stats(self, reply: Reply) -> None:
         """Pool, scheduler, counters and tiers, and whether the books add up."""

@@ -14,6 +14,7 @@ from engine.observer import Observer, Return
 from engine.request import Phase
 from engine.restore import Search, adopt, below, has_hole, missing, search
 from engine.scheduler import Scheduler
+from engine.spans import Spans
 from engine.store import KvStore, salt_id
 from engine.transfers import Page, Transfers, Waiter
 from kvtier import Tier
@@ -28,11 +29,12 @@ class Restores:
         self,
         store: KvStore,
         scheduler: Scheduler,
-        metrics: Metrics,
+        told: tuple[Metrics, Spans],
         clock: Callable[[], float],
         sample: Callable[[Live, Logits], None],
     ) -> None:
-        self._store, self._metrics, self._clock, self._sample = store, metrics, clock, sample
+        self._store, self._clock, self._sample = store, clock, sample
+        self._metrics, self._spans = told
         self.observer = Observer()
         self._ahead = RunsAhead(store, scheduler)
 
@@ -41,6 +43,7 @@ class Restores:
         request, store = live.request, self._store
         live.admitted_s = self._clock()
         self._metrics.queue_s.observe(live.admitted_s - live.queued_s)
+        live.waited.queue_s += live.admitted_s - live.queued_s
         found = search(request, store.pool, [other.request for other in others])
         request.claimed_pages = len(found.held)
         live.search = found
@@ -107,6 +110,8 @@ class Restores:
         logits = self._ahead.settle(request, found)
         now = self._clock()
         self._metrics.restore_s.observe(now - live.admitted_s)
+        tiers = {tier.value: count for tier, count in sources.by_tier().items()}
+        self._spans.running(live.waited, now - live.admitted_s, tiers)
         kind = "resumed" if live.running_s else "prefill"
         if not live.first_token_s:
             live.running_s = now  # a preempted one that has its first token keeps the time that led to it

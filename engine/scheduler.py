@@ -101,6 +101,11 @@ class Scheduler:
         return len(self._admitted)
 
     @property
+    def most_running(self) -> int:
+        """How many requests are admitted at once at most."""
+        return self._budget.running
+
+    @property
     def owed_pages(self) -> int:
         """Pages that admitted requests do not hold yet and need for the tokens that they have."""
         return sum(map(self._owed, self._admitted))

@@ -21,6 +21,7 @@ from engine.hints import parse_envelope
 from engine.intents import Intents
 from engine.kvcall import parse_kv
 from engine.live import Frame, Sink
+from engine.memory_use import MemoryUse
 from engine.reports import Reports, parse_audit
 from engine.request import Fields, GenerateSpec, parse_generate
 from engine.wire import ModelCard, encode_frame, read_frame
@@ -73,11 +74,18 @@ class Connection:
 class EngineServer:
     """Speaks the token-level protocol for one engine core."""
 
-    def __init__(self, core: EngineCore, intents: Intents, constraints: Constraints, card: ModelCard) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        intents: Intents,
+        constraints: Constraints,
+        card: ModelCard,
+        memory: MemoryUse | None = None,
+    ) -> None:
         self._core = core
         self._intents = intents
         self._hinted = Hinted(intents)
-        self._reports = Reports(core, intents.keeper)
+        self._reports = Reports(core, intents.keeper, memory)
         self._constraints = constraints
         self._card = card
         self._servers: list[asyncio.Server] = []
@@ -181,6 +189,8 @@ class EngineServer:
             self._post(reply, lambda: self._reports.state(session, reply))
         elif kind == "stats":
             self._post(reply, lambda: self._reports.stats(reply))
+        elif kind == "spans":
+            self._post(reply, lambda: self._reports.spans(reply))
         elif kind == "decisions":
             fields = Fields(message)
             after, limit = fields.integer("after", 0, 0, 1 << 62), fields.integer("limit", 1000, 1, 10_000)
@@ -200,8 +210,8 @@ class EngineServer:
         else:
             raise RequestError(
                 "bad_request",
-                f"type is {kind!r}; hello, generate, cancel, kv, kv_hints, kv_state, stats, decisions, audit, learn and"
-                " delete_keys are possible",
+                f"type is {kind!r}; hello, generate, cancel, kv, kv_hints, kv_state, stats, spans, decisions, audit,"
+                " learn and delete_keys are possible",
             )
 
     async def _generate(self, connection: Connection, call_id: Any, message: Frame) -> None:

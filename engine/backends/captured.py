@@ -47,7 +47,8 @@ class CapturedStep:
 class CapturedSteps:
     """The captured steps of one decoder, by bucket.
 
-    A context that outgrows a bucket's block tables has it captured again with twice the pages; `captures` counts all.
+    A context that outgrows a bucket's block tables has it captured again with twice the pages; `captures` counts all,
+    `replays` those that were there.
     """
 
     def __init__(self, decoder: Decoder, pool: int, vocab: int) -> None:
@@ -55,7 +56,7 @@ class CapturedSteps:
         self._pool = pool
         self._vocab = vocab
         self._steps: dict[int, CapturedStep] = {}
-        self.captures = 0
+        self.captures = self.replays = 0
 
     def for_rows(self, rows: int, pages: int) -> CapturedStep:
         """The step of the smallest bucket that holds so many rows, with room for so many pages each."""
@@ -68,6 +69,8 @@ class CapturedSteps:
                 room *= 2
             step = self._steps[batch] = CapturedStep(self._decoder, self._pool, self._vocab, batch, room)
             self.captures += 1
+        else:
+            self.replays += 1
         return step
 
 

@@ -94,6 +94,10 @@ class Cpu(HostPages):
     def identity(self) -> BackendIdentity:
         return self._identity
 
+    @property
+    def replays(self) -> int:
+        return self._captured.replays
+
     def page(self, block: int) -> memoryview:
         return self._bytes[block * self._page_bytes : (block + 1) * self._page_bytes]
 

@@ -96,6 +96,16 @@ class DrawsTokens(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsReplays(Protocol):
+    """What a backend that captures decode steps has besides `Backend`."""
+
+    @property
+    def replays(self) -> int:
+        """Steps that found what was recorded. One of lone tokens that did not was recorded, or ran as any other."""
+        ...
+
+
 class CapturedStep(Protocol):
     """A decode step recorded once and replayed, as a CUDA graph is: same kernels, same buffers, only contents change.
 

@@ -51,7 +51,7 @@ class CapturedStep:
 
 
 class CapturedSteps:
-    """By bucket. `captures` counts all that were recorded."""
+    """By bucket. `captures` counts all that were recorded, `replays` those that were there."""
 
     def __init__(
         self, recorder: CudaGraphs | Recordings, run: Callable[[StepTensors], Tensor], fetch: Fetch,
@@ -60,7 +60,7 @@ class CapturedSteps:
         self._recorder, self._run, self._fetch = recorder, run, fetch
         self._device, self._most_pages = device, most_pages
         self._steps: dict[tuple[int, int], CapturedStep] = {}
-        self.captures = 0
+        self.captures = self.replays = 0
 
     def for_rows(self, rows: int, pages: int) -> CapturedStep:
         """The smallest step with so many rows of so many pages."""
@@ -75,6 +75,8 @@ class CapturedSteps:
             step.record(self._recorder, self._run, self._fetch)
             self._steps[batch, room] = step
             self.captures += 1
+        else:
+            self.replays += 1
         return step
 
     def record_all(self) -> None:

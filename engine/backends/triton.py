@@ -80,6 +80,17 @@ class Triton:
     def identity(self) -> BackendIdentity:
         return self._identity
 
+    @property
+    def replays(self) -> int:
+        return self._captured.replays
+
+    def device_memory(self) -> tuple[int, int] | None:
+        """See `engine.memory_use.HasDevice`."""
+        if not self._streams.cuda:
+            return None
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free, total
+
     # -- pages ----------------------------------------------------------------------------------------------------
 
     def zero(self, block: int) -> None:
