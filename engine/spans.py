@@ -81,7 +81,7 @@ class Waited:
 
 class Usual:
     """A running median by key: it moves towards each value by a share of itself. The first values count by their least,
-    since what happens for the first time takes longer."""
+    since what happens for the first time takes longer; the very first as no more than twice a neighbour's."""
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
@@ -89,7 +89,10 @@ class Usual:
 
     def observe(self, key: int, value: float) -> None:
         before, seen = self._known.get(key), self._seen.get(key, 0)
-        if before is None or (seen < 8 and value < before):
+        if before is None:
+            near = self.of(key)
+            self._known[key] = min(value, 2 * near) if near else value
+        elif seen < 8 and value < before:
             self._known[key] = value
         elif seen >= 8:
             self._known[key] = before * (1.05 if value > before else 0.952)
@@ -171,7 +174,7 @@ class Spans:
         known_s = self._swap_s + self._copy_s + self._admit_s
         host_s = max(0.0, step.host_s - known_s)
         host_over_s = max(0.0, host_s - self._between_s.of(0))
-        if step.host_s:
+        if self._ended_s:
             self._between_s.observe(0, host_s)
         self.sums = Sums(
             sums.model_s + step.model_s,

@@ -31,7 +31,7 @@ class ManualLanes:
     """As engine.lanes.Lanes, but a task runs when the test says so: writes in order, reads in any order."""
 
     def __init__(self) -> None:
-        self.failures = 0
+        self.failures = self.overdue_writes = 0
         self.writes: list[tuple[Callable[[], Any], Then]] = []
         self.reads: list[tuple[Callable[[], Any], Then]] = []
         self.ends: list[tuple[Future[Any], Callable[[], object]]] = []

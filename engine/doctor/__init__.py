@@ -1,0 +1,50 @@
+"""What is wrong with an engine, why, and what to do: findings from figures. Pure; loads no torch.
+
+figures (what engine and node say)  ->  examine(part)  ->  Report: findings with evidence and remedies, and notes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from engine.doctor import memory, pool, precision, speculation, tail
+from engine.doctor.figures import Death, Figures, Measured, Predicted, Spread, Step, Wait, figures, measured, predicted
+from engine.doctor.findings import KNOWN, Finding, Known, Remedy, Report, Severity
+
+PARTS: Final[Mapping[str, Callable[[Figures], Report]]] = {
+    memory.PART: memory.examine,
+    pool.PART: pool.examine,
+    tail.PART: tail.examine,
+    precision.PART: precision.examine,
+    speculation.PART: speculation.examine,
+}
+
+
+def examine(what: Figures, part: str | None = None) -> list[Report]:
+    """Of one part, or of all. Where the engine does not answer, only memory has something to say."""
+    names = [part] if part is not None else list(PARTS)
+    away = f"the engine does not answer: {what.why_not or 'nobody says why'}"
+    return [PARTS[name](what) if what.answers or name == memory.PART else Report(name, notes=(away,)) for name in names]
+
+
+__all__ = [
+    "KNOWN",
+    "PARTS",
+    "Death",
+    "Figures",
+    "Finding",
+    "Known",
+    "Measured",
+    "Predicted",
+    "Remedy",
+    "Report",
+    "Severity",
+    "Spread",
+    "Step",
+    "Wait",
+    "examine",
+    "figures",
+    "measured",
+    "predicted",
+]
