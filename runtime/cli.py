@@ -22,6 +22,7 @@ from runtime.cli_admin import audit, keys, tenants, usage
 from runtime.cli_agents import agents
 from runtime.cli_approvals import approvals, approve
 from runtime.cli_completion import completion
+from runtime.cli_doctor import doctor_group
 from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
@@ -154,6 +155,7 @@ for command in (
     audit,
     checkpoints,
     completion,
+    doctor_group,
     execute,
     export,
     files,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
+from runtime import deaths
 from runtime.errors import StartupError
 from runtime.process import REFUSED
 
@@ -170,9 +171,10 @@ class Supervisor:
             self._on_change()
             if self._stopping:
                 return
+            await self._note(running, death)
             early_deaths = 0 if death.served else early_deaths + 1
             if early_deaths >= GIVE_UP_AFTER or self._is_hopeless(running, death):
-                await self._give_up(running, death)
+                self._give_up(running, death)
                 return
             if clock() - born > HEALTHY_AFTER_S:
                 backoff_s = FIRST_BACKOFF_S
@@ -265,12 +267,17 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
         await _end_pumps(running.pumps)
 
+    async def _note(self, running: _Running, death: _Death) -> None:
+        """Keep how it ended for whoever asks later."""
+        await _end_pumps(running.pumps)  # its last words may still be on their way
+        name, words = running.child.name, self._last_words(running.child.name, running.log_start)
+        deaths.note(self._logs, name, served=death.served, status=death.status, how=death.how, words=words)
+
     def _is_hopeless(self, running: _Running, death: _Death) -> bool:
         """It refused the very first time. One that has served before may find what it misses once more."""
         return death.status == REFUSED and not death.served and not running.up.is_set()
 
-    async def _give_up(self, running: _Running, death: _Death) -> None:
-        await _end_pumps(running.pumps)  # its last words may still be on their way
+    def _give_up(self, running: _Running, death: _Death) -> None:
         name, start = running.child.name, running.log_start
         refusal = self._refusal(name, start) if self._is_hopeless(running, death) else None
         often = "" if self._is_hopeless(running, death) else f", {GIVE_UP_AFTER} times in a row before it was ready"

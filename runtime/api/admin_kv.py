@@ -3,20 +3,17 @@ one that does not answer is named beside those that do."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ConfigDict, Field
 
-from runtime.api.asking import carried_out
+from runtime.api.asking import of_nodes
 from runtime.api.documented import Limit, Page, Shape, page_of, refusals
 from runtime.api.guard import Db, Tenant, admin
 from runtime.config import Body
-from runtime.errors import NotFound, Unavailable
-from runtime.store import Database, errands, fleet, sandboxes
-from runtime.store.sessions import new_id
+from runtime.store import sandboxes
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(admin)], responses=refusals(404))
 
@@ -102,14 +99,14 @@ class SandboxOut(Shape):
 @router.get("/engines")
 async def list_engines(request: Request, db: Db, tenant: Tenant, node: NodeName = None) -> Page[EngineOut]:
     """The engine of every living node: its card and its figures."""
-    found = await _of_nodes(request, db, tenant, "engine", {}, node, ASK_S)
+    found = await of_nodes(request, db, tenant, "engine", {}, node, ASK_S)
     return page_of([EngineOut(id=name, **_only(told, "card", "stats", "error")) for name, told in found], False)
 
 
 @router.get("/kv")
 async def list_tiers(request: Request, db: Db, tenant: Tenant, node: NodeName = None) -> Page[KvOut]:
     """Where KV lies on every living node: tiers, budgets, occupancy, pins, hits, faults, break-even."""
-    found = await _of_nodes(request, db, tenant, "engine", {}, node, ASK_S)
+    found = await of_nodes(request, db, tenant, "engine", {}, node, ASK_S)
     return page_of([_tiers(name, told) for name, told in found], False)
 
 
@@ -117,7 +114,7 @@ async def list_tiers(request: Request, db: Db, tenant: Tenant, node: NodeName = 
 async def audit_kv(body: AuditIn, request: Request, db: Db, tenant: Tenant) -> Page[AuditOut]:
     """Read every page of every tier and compare with the record. Repeated: looked through anew."""
     asked = {"repair": body.repair, "shared": body.shared}
-    found = await _of_nodes(request, db, tenant, "audit", asked, body.node, AUDIT_S)
+    found = await of_nodes(request, db, tenant, "audit", asked, body.node, AUDIT_S)
     names = [name for name in AuditOut.model_fields if name not in ("id", "object", "clean")]
     return page_of(
         [AuditOut(id=name, clean=bool(told.get("clean")), **_only(told, *names)) for name, told in found], False
@@ -166,25 +163,3 @@ def _tiers(name: str, told: Mapping[str, Any]) -> KvOut:
 
 def _only(told: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: told[name] for name in names if name in told}
-
-
-async def _of_nodes(
-    request: Request, db: Database, tenant: str, kind: str, asked: dict[str, Any], node: str | None, within_s: float
-) -> list[tuple[str, Mapping[str, Any]]]:
-    """What each node answers, by its name; `error` is why one did not. Raises NotFound."""
-    alive = [row for row in await fleet.nodes(db) if row["alive"] and node in (None, row["node_id"])]
-    if node is not None and not alive:
-        raise NotFound(f"there is no node {node} that is up")
-
-    async def one(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        errand_id = new_id("err")
-        await errands.ask(db, tenant, errand_id, kind, asked, None)
-        try:
-            done = await carried_out(request, db, errand_id, "", row["queue"], within_s=within_s)
-            return row["node_id"], done.result or {}
-        except Unavailable as away:
-            return row["node_id"], {"error": str(away)}
-        finally:
-            await errands.forget(db, errand_id)
-
-    return list(await asyncio.gather(*(one(row) for row in alive)))

@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI, Response
 from runtime import prices
 from runtime.api import (
     admin,
+    admin_doctor,
     admin_kv,
     admin_sessions,
     agents,
@@ -68,6 +69,7 @@ ROUTERS = (
     models.router,
     admin.router,
     admin_kv.router,
+    admin_doctor.router,
     keys.router,
     keys.admin_router,
     tenants.router,
@@ -87,6 +89,7 @@ def make_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Database(settings.postgres_dsn_required, patience_s=20.0, size=16) as db:
             app.state.db = db
+            app.state.settings = settings
             app.state.prices = price_list
             app.state.temporal = await connect_temporal(settings)
             app.state.chats = Chats()

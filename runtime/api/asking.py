@@ -20,7 +20,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
 from runtime.errors import NotFound, Unavailable, refusal
-from runtime.store import Database, errands
+from runtime.store import Database, errands, fleet
 from runtime.store.errands import Errand
 from runtime.store.sessions import new_id
 from runtime.workspaces import Answer, Blobs, answered
@@ -77,6 +77,28 @@ async def carried_out(
     if found.state == "refused":
         raise refusal(found.result or {"message": "it was refused"})
     return found
+
+
+async def of_nodes(
+    request: Request, db: Database, tenant: str, kind: str, asked: dict[str, Any], node: str | None, within_s: float
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """What each node answers, by its name; `error` is why one did not. Raises NotFound."""
+    alive = [row for row in await fleet.nodes(db) if row["alive"] and node in (None, row["node_id"])]
+    if node is not None and not alive:
+        raise NotFound(f"there is no node {node} that is up")
+
+    async def one(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        errand_id = new_id("err")
+        await errands.ask(db, tenant, errand_id, kind, asked, None)
+        try:
+            done = await carried_out(request, db, errand_id, "", row["queue"], within_s=within_s)
+            return row["node_id"], done.result or {}
+        except Unavailable as away:
+            return row["node_id"], {"error": str(away)}
+        finally:
+            await errands.forget(db, errand_id)
+
+    return list(await asyncio.gather(*(one(row) for row in alive)))
 
 
 async def _run(client: Client, what: ErrandIn) -> None:

@@ -9,7 +9,7 @@ from engine import KvReceipt, RequestError
 from runtime import kv_audit
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.steps.services import Services
-from runtime.store import events, fleet, sessions, steps
+from runtime.store import events, fleet, sandboxes, sessions, steps
 from runtime.store.errands import Errand
 from runtime.store.values import Event, Session
 from runtime.workspaces import Answer
@@ -70,6 +70,16 @@ async def describe(s: Services, errand: Errand) -> Answer:
     """The engine's card and its figures."""
     client = await s.engine.client()
     return {"node": s.node_id, "card": client.card.as_message(), "stats": await client.stats()}, None
+
+
+async def examine(s: Services, errand: Errand) -> Answer:
+    """What a doctor wants to know of the engine: card, figures, what its time went into; and what workspaces may take
+    of this machine's memory."""
+    client = await s.engine.client()
+    stats, engine = await client.stats(), await client.spans()
+    workspaces = await sandboxes.workspaces(s.db, s.node_id)
+    card = client.card.as_message()
+    return {"node": s.node_id, "card": card, "stats": stats, "engine": engine, "workspaces": workspaces}, None
 
 
 async def audit(s: Services, errand: Errand) -> Answer:

@@ -48,4 +48,5 @@ KINDS: Mapping[str, _Work] = {
     "kv": asking_engine.intend,
     "engine": asking_engine.describe,
     "audit": asking_engine.audit,
+    "doctor": asking_engine.examine,
 }

@@ -32,6 +32,18 @@ async def open_one(db: Database, tenant_id: str, session_id: str, sandbox_id: st
     )
 
 
+async def workspaces(db: Database, node_id: str) -> dict[str, int]:
+    """How many sandboxes of sessions a node has, and how many bytes their workspaces may take, which are in memory."""
+    row = await db.fetchrow(
+        "SELECT count(*) AS sandboxes,"
+        " coalesce(sum((s.config -> 'limits' ->> 'workspace_bytes')::bigint), 0)::bigint AS bytes"
+        " FROM sandboxes b JOIN sessions s USING (session_id) WHERE b.node_id = $1 AND b.state <> 'released'",
+        node_id,
+    )
+    assert row is not None
+    return dict(row)
+
+
 async def announce_spare(db: Database, sandbox_id: str, node_id: str, boot: str) -> None:
     """A sandbox that a node will keep ready, before it exists."""
     await db.execute(

@@ -77,6 +77,11 @@ async def tenants_of(db: Database, ids: Sequence[str]) -> dict[str, str]:
     return {row["session_id"]: row["tenant_id"] for row in rows}
 
 
+async def migrations(db: Database) -> list[str]:
+    """Versions of the schema that were applied, in their order."""
+    return [row["version"] for row in await db.fetch("SELECT version FROM schema_migrations ORDER BY version")]
+
+
 async def overview(db: Database) -> dict[str, Any]:
     """Sessions by state, what is open and alive, and today's tokens (UTC); of thinks whose account is known."""
     states = await db.fetch("SELECT state, count(*) AS found FROM sessions GROUP BY state ORDER BY state")

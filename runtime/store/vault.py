@@ -60,6 +60,11 @@ async def delete(db: Database, tenant_id: str, name: str) -> None:
         raise NotFound(f"there is no secret {name}")
 
 
+async def everybodys(db: Database) -> list[asyncpg.Record]:
+    """Of every tenant, as they are kept."""
+    return await db.fetch("SELECT tenant_id, name, sealed FROM secrets")
+
+
 async def sealed(db: Database, tenant_id: str, names: Collection[str], *, using: bool = False) -> dict[str, str]:
     """Those of the names that there are, as they are kept. `using`: note that they were used."""
     if not names:
