@@ -20,9 +20,9 @@ STEPS: Final = 512
 WAITS: Final = 128
 INTERVALS: Final = 2048
 LONG: Final = 4.0  # times the usual interval: a wait that somebody sees
-LONG_S: Final = 0.01  # nobody sees a shorter one
+LONG_S: Final = 0.05  # nobody sees a shorter one
 LONG_FIRST: Final = 3.0  # times its own computing, before the first token
-LONG_FIRST_S: Final = 0.05
+LONG_FIRST_S: Final = 0.5
 CAUSES: Final = ("queue", "prefill", "preemption", "host", "tier_io", "graph_miss", "rest")
 
 

@@ -1,4 +1,4 @@
-"""`tenuto doctor`: what is wrong, why, and what to do. Where nothing answers: what this home knows of the last start."""
+"""`tenuto doctor`: what is wrong, why, and what to do; where nothing answers, what this home knows of it."""
 
 from __future__ import annotations
 

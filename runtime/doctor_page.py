@@ -14,8 +14,8 @@ _PARTS: Final = {
     "memory": "Where the memory went: predicted against measured. Failing at the start is arithmetic and happens every"
     " time; failing under load is growth. It is the one part that works without an engine: it reads how the last start"
     " ended (`logs/engine.death.json` in the home), and `tenuto doctor memory` does so itself where nothing answers.",
-    "pool": "Requests wait while fewer run than may: they wait for pages. Each of six remedies is told with what it would"
-    " bring this load, in the order of what it costs; those that bring nothing here come last.",
+    "pool": "Requests wait while fewer run than may: they wait for pages. Each of six remedies is told with what it"
+    " would bring this load, in the order of what it costs; those that bring nothing here come last.",
     "tail": "The median of intervals between tokens is flat and some are many times as long. Every long wait is taken"
     " apart when it ends (`GET /v1/admin/engines/{node_id}/spans`, `waits`); the suspects are gone through in the order"
     " below, and those that are ruled out are said as well. Three long waits in ten minutes are the least.",
@@ -25,6 +25,16 @@ _PARTS: Final = {
     " and, of each request of the batch, k tokens more. The best k follows from what was measured.",
 }
 
+_INTRO: Final = """\
+`tenuto doctor` looks at every node; `tenuto doctor memory`, `pool`, `tail`, `precision` and `speculation` at one part
+of it (`--node`, `--json`; `GET /v1/admin/doctor?part=&node=`). A finding has evidence, a cause and remedies, the best
+first. critical: nothing runs, or soon nothing will; warning: somebody waits for it; advice: it could be better. The
+exit status is 1 where something is critical or a warning. A healthy node has no findings."""
+_BUNDLE: Final = """\
+`tenuto doctor bundle --out FILE` writes a tar.gz for whoever helps you. Nothing of what sessions say is in it, no
+token ids, no keys and no secrets: logs are scrubbed line by line, and every secret that the installation knows is taken
+out of all of it. `manifest.json` lists each file with its sha256, and what could not be had."""
+
 
 def document() -> str:
     return "\n".join(_lines()) + "\n"
@@ -33,10 +43,7 @@ def document() -> str:
 def _lines() -> Iterator[str]:
     yield "# The doctor"
     yield ""
-    yield "`tenuto doctor` looks at every node; `tenuto doctor memory`, `pool`, `tail`, `precision` and `speculation` at one"
-    yield "part (`--node`, `--json`; `GET /v1/admin/doctor?part=&node=`). A finding has evidence, a cause and remedies, the"
-    yield "best first. critical: nothing runs, or soon nothing will; warning: somebody waits for it; advice: it could be"
-    yield "better. The exit status is 1 where something is critical or a warning. A healthy node has no findings."
+    yield from _INTRO.splitlines()
     yield ""
     yield "This page is written from `engine/doctor/findings.py` by `python -m runtime.doctor_page`."
     for part in PARTS:
@@ -54,9 +61,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## The bundle"
     yield ""
-    yield "`tenuto doctor bundle --out FILE` writes a tar.gz for whoever helps you. Nothing of what sessions say is in it, no"
-    yield "token ids, no keys and no secrets: logs are scrubbed line by line, and every secret that the installation knows is"
-    yield "taken out of all of it. `manifest.json` lists each file with its sha256, and what could not be had."
+    yield from _BUNDLE.splitlines()
     yield ""
     yield "| file | |"
     yield "|---|---|"

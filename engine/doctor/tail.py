@@ -15,6 +15,7 @@ from engine.doctor.figures import Figures, Wait
 from engine.doctor.findings import Finding, Remedy, Report, Value, found
 
 LEAST_WAITS: Final = 3  # one or two are an accident
+SELDOM: Final = 500  # intervals for each of them are no broken tail
 CHARGED: Final = 0.2  # of the seconds of all long waits
 PART: Final = "tail"
 
@@ -90,7 +91,7 @@ def examine(figures: Figures) -> Report:
     if not spread.count and not waits:
         return Report(PART, notes=("no tokens have been sampled yet, so there is no tail to look at",))
     head = f"{spread.count} intervals between tokens: median {_ms(spread.p50_s)}, p99 {_ms(spread.p99_s)}"
-    if len(waits) < LEAST_WAITS:
+    if len(waits) < max(LEAST_WAITS, spread.count // SELDOM):
         return Report(PART, notes=(f"{head}; {len(waits)} long waits in ten minutes: the tail is whole",))
     over_s = {wait_cause: sum(wait.made_of[wait_cause] for wait in waits) for wait_cause in waits[0].made_of}
     total_s = sum(over_s.values()) or 1.0

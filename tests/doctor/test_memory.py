@@ -151,4 +151,4 @@ async def test_an_engine_says_what_it_owes_what_it_takes_and_what_its_time_went_
     assert what.measured.resident > what.predicted.kv_bytes
     assert {step.graph for step in what.steps} == {"none", "missed", "replayed"}
     assert sum(step.graph == "missed" for step in what.steps) == 1  # batches of one, recorded once
-    assert not [finding for report in examine(what) for finding in report.findings]
+    assert not findings(what)
