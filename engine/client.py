@@ -339,7 +339,8 @@ class EngineClient:
     async def spans(self) -> dict[str, Any]:
         """`spans`: what the engine's time went into lately (engine.spans); `memory`: what it takes (engine.memory_use);
         `limits`: requests that run at once at most, pages of the pool."""
-        return await self._ask({"type": "spans"})
+        told = await self._ask({"type": "spans"})
+        return {name: told[name] for name in ("spans", "memory", "limits")}
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

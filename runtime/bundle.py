@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from runtime.settings import KEYS, Settings
 from runtime.tools.redacting import HIDDEN, Redactor
@@ -114,6 +115,7 @@ def secret_values(settings: Settings) -> list[str]:
     """What this process knows and must not tell."""
     found = settings.environment()
     values = [text for name, text in found.items() if KEYS[name].secret]
+    values += [urlsplit(text).password or "" for text in values if "://" in text]
     for path in (settings.admin_key_path, settings.secrets_key_path):
         try:
             values.append(path.read_text().strip())

@@ -18,7 +18,14 @@ from runtime.settings import Settings
 from tests.runtime.api.server import Served, api_process
 
 # These wait for nodes, of which none is here.
-ASK_NODES = {"/v1/admin/engines", "/v1/admin/kv", "/v1/admin/kv/audit"}
+ASK_NODES = {
+    "/v1/admin/engines",
+    "/v1/admin/engines/{node_id}/spans",
+    "/v1/admin/doctor",
+    "/v1/admin/doctor/bundle",
+    "/v1/admin/kv",
+    "/v1/admin/kv/audit",
+}
 EXAMPLES = 6  # of each route; `make soak` tries many more
 
 
