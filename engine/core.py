@@ -234,6 +234,7 @@ class EngineCore:
         self._measure(plan, step_s)
         graph = "none" if replays is None or plan.prefill else "missed" if self._replays == replays else "replayed"
         self._span(plan, begun_s, step_s, graph)
+        busy = False
         for work in plan.work:
             request = work.request
             request.computed = work.start + work.count
@@ -242,15 +243,17 @@ class EngineCore:
             live.waited.own_s += step_s  # looked at before the first token only
             if work.samples:
                 self._take(live, next(choices))
+            busy = busy or request.phase is Phase.RUNNING
         if not plan.prefill:
             running = [live.request for live in self._live.values() if live.request.phase is Phase.RUNNING]
             self._behind.after_decoding(step_s, running)
-        self.spans.ended(ended_s, busy=any(work.request.phase is Phase.RUNNING for work in plan.work))
+        self.spans.ended(ended_s, busy=busy)
 
     def _span(self, plan: Plan, begun_s: float, step_s: float, graph: str) -> None:
-        waiting, admitted, available = self.scheduler.waiting, self.scheduler.admitted, self.store.pool.available
-        step = Step(begun_s, step_s, 0.0, plan.decoding, plan.prefill, graph, 0, 0, waiting, admitted, available)
-        self.spans.step(begun_s, step, self.store.counters.preemptions)
+        spans, scheduler, store = self.spans, self.scheduler, self.store
+        host_s, preempted, restored = spans.since(begun_s, store.counters.preemptions)
+        pool = (scheduler.waiting, scheduler.admitted, store.pool.available)
+        spans.step(Step(begun_s, step_s, host_s, plan.decoding, plan.prefill, graph, preempted, restored, *pool))
 
     @property
     def _replays(self) -> int | None:

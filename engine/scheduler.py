@@ -18,6 +18,7 @@ steps goes first within its tenant only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from engine.facts import PAGE_SIZE
 from engine.fairness import Fairness
@@ -69,12 +70,12 @@ class Plan:
     unpin_pages: int = 0
     preempt: Request | None = None
 
-    @property
+    @cached_property
     def decoding(self) -> int:
         """Requests that run one token."""
         return sum(work.is_decode for work in self.work)
 
-    @property
+    @cached_property
     def prefill(self) -> int:
         """Tokens of the others."""
         return sum(work.count for work in self.work if not work.is_decode)

@@ -23,7 +23,7 @@ LONG: Final = 4.0  # times the usual interval: a wait that somebody sees
 LONG_S: Final = 0.05  # nobody sees a shorter one
 LONG_FIRST: Final = 3.0  # times its own computing, before the first token
 LONG_FIRST_S: Final = 0.5
-CAUSES: Final = ("queue", "prefill", "preemption", "host", "tier_io", "graph_miss", "rest")
+_FIRST: Final = 8  # values of a kind that tell little of what is usual
 
 
 class Sums(NamedTuple):
@@ -84,27 +84,27 @@ class Usual:
     since what happens for the first time takes longer; the very first as no more than twice a neighbour's."""
 
     def __init__(self) -> None:
-        self._known: dict[int, float] = {}
-        self._seen: dict[int, int] = {}
+        self._known: dict[int, list[float]] = {}  # the median, and how many of the first values were seen
 
-    def observe(self, key: int, value: float) -> None:
-        before, seen = self._known.get(key), self._seen.get(key, 0)
-        if before is None:
+    def observe(self, key: int, value: float) -> float:
+        """What was usual before this value: of the nearest key that is known, 0 where none is."""
+        known = self._known.get(key)
+        if known is None:
             near = self.of(key)
-            self._known[key] = min(value, 2 * near) if near else value
-        elif seen < 8 and value < before:
-            self._known[key] = value
-        elif seen >= 8:
-            self._known[key] = before * (1.05 if value > before else 0.952)
-        if seen < 8:
-            self._seen[key] = seen + 1
+            self._known[key] = [min(value, 2 * near) if near else value, 1]
+            return near
+        before = known[0]
+        if known[1] >= _FIRST:
+            known[0] = before * (1.05 if value > before else 0.952)
+        else:
+            known[0], known[1] = min(before, value), known[1] + 1
+        return before
 
     def of(self, key: int) -> float:
         """Of the nearest key that is known; 0 where none is."""
-        found = self._known.get(key)
-        if found is not None or not self._known:
-            return found or 0.0
-        return self._known[min(self._known, key=lambda known: abs(known - key))]
+        if not self._known:
+            return 0.0
+        return self._known[min(self._known, key=lambda known: abs(known - key))][0]
 
 
 class Spans:
@@ -141,18 +141,20 @@ class Spans:
         """Requests were admitted: their pages looked up, their first steps perhaps run ahead of them."""
         self._admit_s += seconds
 
-    def step(self, begun_s: float, span: Step, preemptions: int) -> None:
-        """A step ended. `begun_s`: when the host turned to it; `span` has the count of preemptions and restores still
-        to be filled in."""
+    def since(self, begun_s: float, preemptions: int) -> tuple[float, int, int]:
+        """Since the step before, when the host turns to the next: seconds while work waited, requests that were sent
+        back and that had pages from a tier. `preemptions`: all so far."""
         host_s = begun_s - self._ended_s if self._ended_s else 0.0
-        filled = span._replace(
-            host_s=host_s, preempted=preemptions - self._preempted, restored=self.restored - self._restored
-        )
+        counted = host_s, preemptions - self._preempted, self.restored - self._restored
         self._preempted, self._restored = preemptions, self.restored
-        self._steps.append(filled)
-        self._add(filled)
+        return counted
+
+    def step(self, step: Step) -> None:
+        """A step ended."""
+        self._steps.append(step)
+        self._add(step)
         self._swap_s = self._copy_s = self._admit_s = 0.0
-        self._decoding = span.decoding
+        self._decoding = step.decoding
 
     def ended(self, now_s: float, *, busy: bool) -> None:
         """`busy`: somebody waits for the next step."""
@@ -161,21 +163,21 @@ class Spans:
     def _add(self, step: Step) -> None:
         """What a step and the time before it add to the sums."""
         sums = self.sums
-        usual_s = self._decode_s.of(step.decoding) if step.decoding else 0.0
-        over_s = max(0.0, step.model_s - usual_s) if usual_s else 0.0
         prefill_s = missed_s = slow_s = 0.0
-        if step.prefill:
-            prefill_s = over_s if step.decoding else step.model_s
-        elif step.graph == "missed":
-            missed_s = over_s
+        if not step.prefill and step.graph != "missed":
+            usual_s = self._decode_s.observe(step.decoding, step.model_s)
+            slow_s = max(0.0, step.model_s - usual_s) if usual_s else 0.0
+        elif not step.decoding:
+            prefill_s = step.model_s
         else:
-            slow_s = over_s
-            self._decode_s.observe(step.decoding, step.model_s)
+            usual_s = self._decode_s.of(step.decoding)
+            over_s = max(0.0, step.model_s - usual_s) if usual_s else 0.0
+            prefill_s, missed_s = (over_s, 0.0) if step.prefill else (0.0, over_s)
         known_s = self._swap_s + self._copy_s + self._admit_s
-        host_s = max(0.0, step.host_s - known_s)
-        host_over_s = max(0.0, host_s - self._between_s.of(0))
+        host_over_s = 0.0
         if self._ended_s:
-            self._between_s.observe(0, host_s)
+            host_s = max(0.0, step.host_s - known_s)
+            host_over_s = max(0.0, host_s - self._between_s.observe(0, host_s))
         self.sums = Sums(
             sums.model_s + step.model_s,
             sums.prefill_s + prefill_s + self._admit_s,
@@ -191,11 +193,9 @@ class Spans:
     def token(self, waited: Waited, seconds: float, now_s: float) -> None:
         """A generation has its next token, so long after the one before."""
         self._intervals.append(seconds)
-        key = self._decoding.bit_length()
-        usual_s = self._interval_s.of(key)
-        if usual_s and seconds > LONG_S and seconds > LONG * usual_s:
+        usual_s = self._interval_s.observe(self._decoding.bit_length(), seconds)
+        if seconds > LONG_S and usual_s and seconds > LONG * usual_s:
             self._waits.append(self._made_of(waited, "token", seconds, usual_s, now_s))
-        self._interval_s.observe(key, seconds)
         self._again(waited)
 
     def first(self, waited: Waited, seconds: float, now_s: float) -> None:

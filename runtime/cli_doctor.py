@@ -101,13 +101,11 @@ def _bundle() -> tuple[Mapping[str, Any], Mapping[str, str], dict[str, str]]:
     except tenuto.TenutoError as error:
         settings = Settings.load()
         scrubber = bundles.Scrubber(bundles.secret_values(settings))
-        seats = doctor.seats_here(settings).values()
-        ended = [death for seat in seats if (death := deaths.last(settings.logs_dir, seat.engine)) is not None]
         parts = {
             "versions.json": bundles.versions(),
             "settings.json": bundles.shown(settings),
             "findings.json": _here(settings, None, None, str(error)),
-            "deaths.json": [asdict(death) for death in ended],
+            "deaths.json": [asdict(death) for death in deaths.everyone(settings.logs_dir)],
         }
         missing = {"everything of the API": str(error)}
         return scrubber.value(parts), bundles.logs(settings, scrubber), scrubber.value(missing)

@@ -12,6 +12,8 @@ from typing import Final
 from runtime.home import write_private
 
 _WORDS: Final = 2000  # characters
+_ONE_DAY_S: Final = 86_400.0
+_SUFFIX: Final = ".death.json"
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,17 @@ def last(logs: Path, name: str) -> Death | None:
     """None where it never ended so, or nothing of it can be read."""
     try:
         told = json.loads(_path(logs, name).read_text())
-        return Death(**{one.name: told[one.name] for one in fields(Death)})
+        death = Death(**{one.name: told[one.name] for one in fields(Death)})
+        return death if death.age_s > -_ONE_DAY_S else None  # of a clock that is right now
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
+def everyone(logs: Path) -> list[Death]:
+    """The last of each process, by name."""
+    names = sorted(path.name.removesuffix(_SUFFIX) for path in logs.glob(f"*{_SUFFIX}"))
+    return [death for name in names if (death := last(logs, name)) is not None]
+
+
 def _path(logs: Path, name: str) -> Path:
-    return logs / f"{name}.death.json"
+    return logs / f"{name}{_SUFFIX}"

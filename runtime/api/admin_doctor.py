@@ -122,7 +122,7 @@ async def bundle_of(request: Request, db: Db, tenant: Tenant) -> BundleOut:
         "nodes.json": [_node(row) for row in await fleet.nodes(db)],
         "findings.json": await _reports(request, told, None),
         "engines.json": {name: _figures(one) for name, one in told.items()},
-        "deaths.json": [asdict(one) for one in _deaths(settings).values()],
+        "deaths.json": [asdict(one) for one in deaths.everyone(settings.logs_dir)],
     }
     made_at = datetime.datetime.now(datetime.UTC)
     return BundleOut(made_at=made_at, parts=scrubber.value(parts), logs=logs, missing=scrubber.value(missing))

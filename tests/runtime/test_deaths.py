@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -61,7 +62,19 @@ async def test_a_child_that_is_stopped_leaves_no_record(settings: Settings):
     assert reports(settings) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "engine"}', "null"])
+ODD = {"name": "engine", "served": True, "status": -9, "how": "", "words": ""}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", '{"name": "engine"}', "null"),
+        *(
+            json.dumps({**ODD, "at": at})
+            for at in ("yesterday", 12, None, "2026-01-01T00:00:00", "9999-01-01T00:00:00Z")
+        ),
+    ],
+)
 def test_a_record_that_is_none_is_no_record(settings: Settings, text: str):
     settings.logs_dir.mkdir()
     (settings.logs_dir / "engine.death.json").write_text(text)
