@@ -149,7 +149,8 @@ def _here(settings: Settings, part: str | None, node: str | None, why: str) -> l
 def lines(report: Mapping[str, Any]) -> list[str]:
     """A report as people read it."""
     head = f"{report['node']}  {report['part']}"
-    told = [click.style(head, bold=True) + ("" if report["findings"] else "  nothing is wrong")]
+    state = report["away"] or ("" if report["findings"] else "nothing is wrong")
+    told = [f"{click.style(head, bold=True)}  {state}".rstrip()]
     for finding in report["findings"]:
         told += _finding(finding)
     return told + [f"  {note}" for note in report["notes"]]

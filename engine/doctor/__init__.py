@@ -6,6 +6,7 @@ figures (what engine and node say)  ->  examine(part)  ->  Report: findings with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from engine.doctor import memory, pool, precision, speculation, tail
@@ -24,8 +25,10 @@ PARTS: Final[Mapping[str, Callable[[Figures], Report]]] = {
 def examine(what: Figures, part: str | None = None) -> list[Report]:
     """Of one part, or of all. Where the engine does not answer, only memory has something to say."""
     names = [part] if part is not None else list(PARTS)
+    if what.answers:
+        return [PARTS[name](what) for name in names]
     away = f"the engine does not answer: {what.why_not or 'nobody says why'}"
-    return [PARTS[name](what) if what.answers or name == memory.PART else Report(name, notes=(away,)) for name in names]
+    return [replace(PARTS[name](what) if name == memory.PART else Report(name), away=away) for name in names]
 
 
 __all__ = [

@@ -44,11 +44,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """Of one part of one node. `notes`: what was looked at and ruled out, in its order."""
+    """Of one part of one node. `notes`: what was looked at and ruled out, in its order; `away`: why it could not be
+    looked at, or only from outside."""
 
     part: str
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+    away: str | None = None
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,6 @@ def examine(figures: Figures) -> Report:
         findings.append(_under_load(owed, there, death))
     if figures.answers and owed is not None and there is not None:
         findings += [one for one in (_overpromised(owed, there), _unaccounted(owed, there)) if one is not None]
-    if not figures.answers:
-        notes += (f"the engine does not answer: {figures.why_not or 'nobody says why'}",)
     return Report(PART, tuple(findings), notes)
 
 

@@ -96,9 +96,11 @@ def _larger(figures: Figures) -> Remedy:
         free = found_.available
         if owed.on_device and found_.device is not None:
             free = found_.device - (found_.device_used or 0)
-    gain = int(LEFT_FREE * free / owed.kv_bytes_per_token) // PAGE_TOKENS * PAGE_TOKENS if owed else 0
+    now, gain = figures.pool_pages * PAGE_TOKENS, 0
+    if owed is not None:
+        of_use = max(0, figures.most_running * owed.context - now)  # more than all that can run could hold
+        gain = min(of_use, int(LEFT_FREE * free / owed.kv_bytes_per_token)) // PAGE_TOKENS * PAGE_TOKENS
     effect = f"{size(free)} of memory could be had, of which it may have {LEFT_FREE:.0%}"
-    now = figures.pool_pages * PAGE_TOKENS
     return Remedy(f"TENUTO_KV_TOKENS={now + gain}", effect, "a restart, and memory that lies unused", gain)
 
 

@@ -50,7 +50,8 @@ class FindingOut(Shape):
 
 
 class ReportOut(Shape):
-    """One part of one node. `notes`: what was looked at and what was ruled out, in its order."""
+    """One part of one node. `notes`: what was looked at and what was ruled out, in its order; `away`: why it could not
+    be looked at, or only from outside."""
 
     id: str
     object: Literal["doctor.report"] = "doctor.report"
@@ -58,6 +59,7 @@ class ReportOut(Shape):
     part: Part
     findings: list[FindingOut]
     notes: list[str]
+    away: str | None
 
 
 class SpansOut(Shape):

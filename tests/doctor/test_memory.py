@@ -131,7 +131,7 @@ def test_a_node_whose_engine_is_away_says_so_and_no_more():
     reports = examine(Figures("n", answers=False, why_not="it is starting"))
     assert [report.part for report in reports] == ["memory", "pool", "tail", "precision", "speculation"]
     assert not [report for report in reports if report.findings]
-    assert all("it is starting" in report.notes[-1] for report in reports)
+    assert {report.away for report in reports} == {"the engine does not answer: it is starting"}
 
 
 async def test_an_engine_says_what_it_owes_what_it_takes_and_what_its_time_went_into(tiny: Loaded, tmp_path: Path):

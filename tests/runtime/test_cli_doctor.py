@@ -106,11 +106,13 @@ def test_a_report_is_told_in_lines():
         "evidence": {"steps": 40, "pool_used": 0.98765, "spare_bytes": 1_000_000, "said": None},
         "remedies": [{"set": "A=1", "effect": "more", "cost": "none", "gain": 1.0, "unit": "tokens"}],
     }
-    told = lines({"node": "n", "part": "pool", "findings": [finding], "notes": ["looked at"]})
+    told = lines({"node": "n", "part": "pool", "findings": [finding], "notes": ["looked at"], "away": None})
     assert told[2:] == [
         "    it is full",
         "    evidence: steps 40, pool_used 0.9877, spare_bytes 1,000,000, said -",
         "    1. A=1: more (costs: none)",
         "  looked at",
     ]
-    assert "nothing is wrong" in lines({"node": "n", "part": "pool", "findings": [], "notes": []})[0]
+    fine = {"node": "n", "part": "pool", "findings": [], "notes": [], "away": None}
+    assert "nothing is wrong" in lines(fine)[0]
+    assert lines({**fine, "away": "it does not answer"})[0].endswith("it does not answer")

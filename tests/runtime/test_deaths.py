@@ -84,4 +84,4 @@ def test_a_record_that_is_none_is_no_record(settings: Settings, text: str):
 def test_a_node_that_is_not_of_this_home_is_told_by_what_is_known(settings: Settings):
     figures = doctor.of_silence(settings, "elsewhere", "it is down")
     (report,) = engine_doctor.examine(figures, "memory")
-    assert report.notes == ("the engine does not answer: it is down",)
+    assert (report.notes, report.away) == ((), "the engine does not answer: it is down")
