@@ -244,9 +244,11 @@ class EngineCore:
             if work.samples:
                 self._take(live, next(choices))
             busy = busy or request.phase is Phase.RUNNING
-        if not plan.prefill:
+        if not plan.prefill and self.store.copies is not None:
             running = [live.request for live in self._live.values() if live.request.phase is Phase.RUNNING]
+            begun_s = self._clock()
             self._behind.after_decoding(step_s, running)
+            self.spans.copied(self._clock() - begun_s)
         self.spans.ended(ended_s, busy=busy)
 
     def _span(self, plan: Plan, begun_s: float, step_s: float, graph: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.backends.face import Tile
+from engine.backends.moves import Copied
 from engine.scheduler import Budget
 from kvtier import TierStack
 from tests.doctor.stage import Recorded, Stage, Timed
@@ -117,6 +118,39 @@ def test_a_slow_tier_is_tier_io_and_is_named(stack: TierStack):
     findings = stage.findings("tail")
     assert set(findings) == {"tail.tier_io"}
     assert findings["tail.tier_io"].evidence["host_tokens"] > 0
+
+
+class SlowCopies(Timed):
+    """A page that is copied for a tier takes a third of a second of the compute thread."""
+
+    def gather(self, pages: Sequence[tuple[int, int]]) -> Copied:
+        assert self.stage is not None
+        self.stage.now_s += 0.3
+        return super().gather(pages)
+
+
+def test_copies_for_a_tier_that_hold_up_the_compute_thread_are_tier_io(stack: TierStack):
+    stage = Stage(128, stack, backend=SlowCopies(128))
+    stage.crowd(5, 70, 2)
+    stage.run()
+    others = [told.session for told in stage.told]
+    stage.submit("a stream", [60] * 20, 120, 0)
+    for session in others:
+        stage.run(15)
+        stage.kv("offload", session, tier="host")
+    stage.run()
+    assert set(stage.findings("tail")) == {"tail.tier_io"}
+
+
+def test_pages_that_must_be_copied_out_before_a_step_can_run_are_eviction(stack: TierStack):
+    stage = Stage(16, stack, backend=SlowCopies(16))
+    for number in range(6):
+        stage.submit(f"s{number}", [number + 3] * 90, 2, number)  # too short to be copied while it decodes
+        stage.run()
+    stage.submit("a stream", [60] * 20, 150, 0)
+    stage.run()
+    assert stage.store.counters.evicted_dirty > 3
+    assert "tail.preemption" in stage.findings("tail")
 
 
 def test_batch_sizes_that_are_recorded_late_are_graph_misses():
