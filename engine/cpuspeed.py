@@ -10,8 +10,8 @@ import psutil
 
 from engine.capacity import Device, measured_cpu
 
-_READ_BYTES = 256 << 20
-_SIDE = 1024
+_READ_BYTES = 128 << 20
+_SIDE = 768
 _RUNS = 3
 
 

@@ -206,7 +206,13 @@ def _tiers(planned: Planned) -> Iterator[Line]:
     rate = planned.terms.acceptance
     if rate < 1:
         text = f"(1 - {rate:g} ** {best.drafted + 1}) / (1 - {rate:g})"
-        yield Line("tokens_per_pass", "(1 - a^(k+1)) / (1 - a)", text, best.tokens_per_pass, f"at k = {best.drafted}")
+        yield Line(
+            "tokens_per_pass",
+            "(1 - a^(k+1)) / (1 - a)",
+            text,
+            best.tokens_per_pass,
+            f"tokens with {best.drafted} drafted",
+        )
 
 
 def _experts(planned: Planned) -> Iterator[Line]:

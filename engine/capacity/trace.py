@@ -1,7 +1,7 @@
 """Whether a tier below the device is worth having, for traffic that was recorded.
 
-Two kinds of lines are understood: requests (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: one for
-each 512 tokens of a prompt, equal ones for equal prefixes), and whole sessions of an agent (`messages`, `tool_seconds`).
+Two kinds of lines are understood: requests (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: one
+for each 512 tokens of a prompt, equal for equal prefixes), and whole sessions of an agent (`messages`, `tool_seconds`).
 """
 
 from __future__ import annotations
