@@ -94,13 +94,13 @@ def _fleet(plan: Plan) -> Iterator[Row]:
 
 def _tiers(plan: Plan) -> Iterator[Row]:
     each = f"{plan.recompute_us_per_token:.4g} us a token to compute again"
-    yield "break-even", f"{plan.break_even_gb_s:.1f} GB/s", each
+    yield "break-even", f"{speed(plan.break_even_gb_s)} GB/s", each
     for one in plan.tiers:
-        since = f"pays from {one.least_tokens:,} tokens" if one.least_tokens is not None else "pays at no length"
+        since = f"pays from {one.least_tokens:,} tokens on" if one.least_tokens is not None else "pays at no length"
         if not plan.kv_bytes_per_token:
             since = "pays" if one.pays else "does not pay"
         here = f"{seconds(one.restore_s)} to read, {seconds(one.recompute_s)} to compute"
-        yield one.tier, f"{one.gb_s:,.0f} GB/s" if one.gb_s >= 100 else f"{one.gb_s:.3g} GB/s", f"{since}; now {here}"
+        yield one.tier, f"{speed(one.gb_s)} GB/s", f"{since}; now {here}"
 
 
 def _long(plan: Plan) -> Iterator[Row]:
@@ -187,6 +187,12 @@ def size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:,.2f} {unit}"
     return f"{count} B"
+
+
+def speed(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.3g}"
 
 
 def seconds(value: float) -> str:

@@ -7,7 +7,7 @@ enough.
 from engine.capacity.devices import Device, device_named, devices, disk, measured_cpu
 from engine.capacity.explain import Line, explain
 from engine.capacity.facts import Group, KvHeads, ModelFacts, Parameters, QueryHeads, attention_group, latent_group
-from engine.capacity.formulas import kv_bytes_per_token, page_bytes, session_bytes
+from engine.capacity.formulas import PAGE_TOKENS, kv_bytes_per_token, page_bytes, session_bytes
 from engine.capacity.models import model_facts
 from engine.capacity.numbers import KV_BYTES, WEIGHT_BITS
 from engine.capacity.plan import Planned, make_plan
@@ -20,6 +20,7 @@ from engine.errors import PlanError
 
 __all__ = [
     "KV_BYTES",
+    "PAGE_TOKENS",
     "WEIGHT_BITS",
     "Device",
     "Group",

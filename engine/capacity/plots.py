@@ -49,12 +49,11 @@ class _Chart:
     def mark(self, x: float, y: float, name: str) -> None:
         self.parts.append(f'<circle class="mark" cx="{self._x(x):.1f}" cy="{self._y(y):.1f}" r="4.5"/>')
         right = self._x(x) > _WIDTH / 2
-        self.note(x, y, name, anchor="end" if right else "start", above=-18)
+        self.note(x, y, f"{name}  " if right else f"  {name}", anchor="end" if right else "start", above=-18)
 
     def note(self, x: float, y: float, text: str, *, anchor: str, above: float) -> None:
-        self.parts.append(
-            f'<text x="{self._x(x):.1f}" y="{self._y(y) - above:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-        )
+        place = f'x="{self._x(x):.1f}" y="{self._y(y) - above:.1f}" text-anchor="{anchor}"'
+        self.parts.append(f'<text xml:space="preserve" {place}>{escape(text)}</text>')
 
     def svg(self) -> str:
         frame = [*self._grid_x(), *self._grid_y()]
@@ -166,15 +165,19 @@ def _place(value: float, axis: tuple[str, float, float]) -> float:
 
 
 def _ticks(axis: tuple[str, float, float]) -> list[float]:
-    """Powers of ten; if there are too few of them, of two."""
+    """Powers of ten; if there are too few of them, halves and fifths, too."""
     low, high = axis[1], axis[2]
     tens = [10.0**one for one in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
     if len(tens) > 8:
         return tens[:: math.ceil(len(tens) / 8)]
     if len(tens) >= 3:
         return tens
-    twos = [2.0**one for one in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
-    return twos[:: max(1, math.ceil(len(twos) / 8))]
+    steps = [
+        step * 10.0**one
+        for one in range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+        for step in (1, 2, 5)
+    ]
+    return [one for one in steps if low <= one <= high]
 
 
 def _short(value: float) -> str:
