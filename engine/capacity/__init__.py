@@ -7,7 +7,7 @@ enough.
 from engine.capacity.devices import Device, device_named, devices, disk, measured_cpu
 from engine.capacity.explain import Line, explain
 from engine.capacity.facts import Group, KvHeads, ModelFacts, Parameters, QueryHeads, attention_group, latent_group
-from engine.capacity.formulas import PAGE_TOKENS, kv_bytes_per_token, page_bytes, session_bytes
+from engine.capacity.formulas import PAGE_TOKENS, kv_bytes_per_token, page_bytes, prefill_flops, session_bytes
 from engine.capacity.models import model_facts
 from engine.capacity.numbers import KV_BYTES, WEIGHT_BITS
 from engine.capacity.plan import Planned, make_plan
@@ -48,6 +48,7 @@ __all__ = [
     "page_bytes",
     "parse_config",
     "plots",
+    "prefill_flops",
     "read_config",
     "read_trace",
     "session_bytes",
