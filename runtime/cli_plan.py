@@ -109,7 +109,6 @@ def plan(
         raise click.UsageError(
             "give a MODEL: a config.json, a directory, a GGUF file, a name from `tenuto model list`, -"
         )
-    asked["device"] = asked["device"] or "h100"
     wish = Wish(**asked)
     facts = model_facts(model, Settings.load().models_dir, sys.stdin.buffer)
     planned = make_plan(facts, wish, _measured(wish.device))
@@ -144,8 +143,8 @@ def _device_cells(row: Any) -> tuple[str, ...]:
     )
 
 
-def _measured(device: str) -> Device | None:
-    if device.strip().lower() != "cpu":
+def _measured(device: str | None) -> Device | None:
+    if (device or "").strip().lower() != "cpu":
         return None
     from engine.cpuspeed import measure_cpu
 

@@ -97,8 +97,6 @@ def _tiers(plan: Plan) -> Iterator[Row]:
     yield "break-even", f"{speed(plan.break_even_gb_s)} GB/s", each
     for one in plan.tiers:
         since = f"pays from {one.least_tokens:,} tokens on" if one.least_tokens is not None else "pays at no length"
-        if not plan.kv_bytes_per_token:
-            since = "pays" if one.pays else "does not pay"
         here = f"{seconds(one.restore_s)} to read, {seconds(one.recompute_s)} to compute"
         yield one.tier, f"{speed(one.gb_s)} GB/s", f"{since}; now {here}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from engine.capacity import formulas as f
@@ -34,13 +35,14 @@ def tiers(place: Placement) -> list[TierPays]:
 
 
 def _least_tokens(place: Placement, view: TierView) -> int | None:
-    """By the rule that the tiers go by at run time. States are there whole from the first token on: no length decides
-    about them alone."""
-    per_token = f.kv_bytes_per_token(place.facts.groups, place.terms.kv_dtype, place.terms.context)
-    if not per_token:
-        return None
-    square = sum(one.layers * one.prefill_flops for one in place.facts.groups if one.kind == "growing") / 2
-    return break_even_tokens(Prefill(place.recompute_s, square / place.flops), view, per_token)
+    """By the rule that the tiers go by at run time. Each token is counted with its rows in windows, too, and what is
+    there whole from the first token on, a state, with the latency."""
+    groups, dtype = place.facts.groups, place.terms.kv_dtype
+    per_token = sum(f.row_bytes(one, dtype) for one in groups)
+    states = sum(one.layers * one.state_bytes for one in groups)
+    slower = replace(view, latency_s=view.read_s(states))
+    square = sum(one.layers * one.prefill_flops for one in groups if one.kind == "growing") / 2
+    return break_even_tokens(Prefill(place.recompute_s, square / place.flops), slower, per_token)
 
 
 def long_contexts(place: Placement) -> list[LongContext]:

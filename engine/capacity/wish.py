@@ -16,25 +16,25 @@ from engine.errors import PlanError
 MOST_DEVICES: Final = 512
 _CONTEXT: Final = 8192
 _TPOT_S: Final = 0.05
-# name -> (least, most, whether the least itself is legal)
-_RANGES: Final[Mapping[str, tuple[float, float, bool]]] = {
-    "tp": (1, MOST_DEVICES, True),
-    "context": (1, 1 << 28, True),
-    "users": (1, 1_000_000_000, True),
-    "requests_per_second": (0, 1e9, False),
-    "prompt_tokens": (1, 1 << 28, True),
-    "output_tokens": (1, 1 << 28, True),
-    "slo_ttft_s": (0, 86_400, False),
-    "slo_tpot_s": (0, 10, False),
-    "util": (0, 1, False),
-    "overhead_gb": (0, 1e6, True),
-    "mfu": (0, 1, False),
-    "mbu": (0, 1, False),
-    "headroom": (0, 0.95, True),
-    "acceptance": (0, 1, True),
-    "draft_cost": (0, 10, True),
-    "host_gb_s": (0, 1e6, False),
-    "nvme_gb_s": (0, 1e6, False),
+# name -> (least, most)
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "tp": (1, MOST_DEVICES),
+    "context": (1, 1 << 28),
+    "users": (1, 1_000_000_000),
+    "requests_per_second": (1e-9, 1e9),
+    "prompt_tokens": (1, 1 << 28),
+    "output_tokens": (1, 1 << 28),
+    "slo_ttft_s": (1e-9, 86_400),
+    "slo_tpot_s": (1e-9, 10),
+    "util": (0.001, 1),
+    "overhead_gb": (0, 1e6),
+    "mfu": (0.001, 1),
+    "mbu": (0.001, 1),
+    "headroom": (0, 0.95),
+    "acceptance": (0, 1),
+    "draft_cost": (0, 10),
+    "host_gb_s": (1e-6, 1e6),
+    "nvme_gb_s": (1e-6, 1e6),
 }
 
 
@@ -50,7 +50,7 @@ class Wish:
     `beyond_context`: plan past what the model was made for.
     """
 
-    device: str = "h100"
+    device: str | None = None
     tp: int | None = None
     context: int | None = None
     users: int | None = None
@@ -76,16 +76,14 @@ class Wish:
     def __post_init__(self) -> None:
         """Raises PlanError where a number is none, or outside of what makes sense."""
         whole = {one.name for one in fields(self) if str(one.type).startswith("int")}
-        for name, (least, most, at_least) in _RANGES.items():
+        for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
             if value is None:
                 continue
-            legal = (
-                f"a {'whole ' if name in whole else ''}number {'from' if at_least else 'above'} {least:g} to {most:g}"
-            )
+            legal = f"a {'whole ' if name in whole else ''}number from {least:g} to {most:g}"
             if isinstance(value, bool) or not isinstance(value, int if name in whole else int | float):
                 raise PlanError(name, f"{str(value)[:40]!r} is not {legal}")
-            if not (least <= value <= most) or (value == least and not at_least):
+            if not least <= value <= most:
                 hint = "; seconds are meant, 50 ms are 0.05" if name == "slo_tpot_s" and value > most else ""
                 raise PlanError(name, f"{_told(value)} is not {legal}{hint}")
 
@@ -122,7 +120,7 @@ class Terms:
 def resolve(facts: ModelFacts, wish: Wish, measured: Device | None, nvme_bps: float) -> tuple[Terms, list[str]]:
     """The terms, and in words what was assumed. Raises PlanError."""
     taken = _Taken(wish)
-    device = device_named(wish.device, measured)
+    device = device_named(taken.word("device", "h100"), measured)
     context = int(taken.number("context", min(_CONTEXT, facts.context)))
     if context > facts.context and not wish.beyond_context:
         raise PlanError(

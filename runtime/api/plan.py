@@ -15,7 +15,8 @@ from runtime.errors import InvalidRequest
 
 router = APIRouter(prefix="/v1/plan", tags=["plan"])
 
-Part = Annotated[float | None, Field(gt=0, le=1)]
+Part = Annotated[float | None, Field(ge=0.001, le=1)]
+Speed = Annotated[float | None, Field(ge=1e-6, le=1e6)]
 Tokens = Annotated[int | None, Field(ge=1, le=1 << 28)]
 _EXAMPLE: dict[str, Any] = {
     "config": {
@@ -44,15 +45,17 @@ class PlanIn(Body):
 
     config: dict[str, Any] = Field(max_length=1000, description="The content of a config.json.")
     name: str = Field(default="", max_length=200, description="What the answer calls the model.")
-    device: str = Field(default="h100", min_length=1, max_length=64, description="An id of GET /v1/plan/devices.")
+    device: str | None = Field(
+        default=None, min_length=1, max_length=64, description="An id of GET /v1/plan/devices; null: h100."
+    )
     tp: int | None = Field(default=None, ge=1, le=512)
     context: Tokens = None
     users: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    requests_per_second: float | None = Field(default=None, gt=0, le=1e9)
+    requests_per_second: float | None = Field(default=None, ge=1e-9, le=1e9)
     prompt_tokens: Tokens = None
     output_tokens: Tokens = None
-    slo_ttft_s: float | None = Field(default=None, gt=0, le=86_400)
-    slo_tpot_s: float | None = Field(default=None, gt=0, le=10)
+    slo_ttft_s: float | None = Field(default=None, ge=1e-9, le=86_400)
+    slo_tpot_s: float | None = Field(default=None, ge=1e-9, le=10)
     kv_dtype: str | None = Field(default=None, max_length=32, description=", ".join(KV_BYTES))
     weights_dtype: str | None = Field(default=None, max_length=32, description=", ".join(WEIGHT_BITS))
     util: Part = None
@@ -62,8 +65,8 @@ class PlanIn(Body):
     headroom: float | None = Field(default=None, ge=0, le=0.95)
     acceptance: float | None = Field(default=None, ge=0, le=1)
     draft_cost: float | None = Field(default=None, ge=0, le=10)
-    host_gb_s: float | None = Field(default=None, gt=0, le=1e6)
-    nvme_gb_s: float | None = Field(default=None, gt=0, le=1e6)
+    host_gb_s: Speed = None
+    nvme_gb_s: Speed = None
     dp_attention: bool = False
     beyond_context: bool = False
 

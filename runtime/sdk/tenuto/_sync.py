@@ -67,7 +67,7 @@ class Client:
         data: list[dict[str, Any]] = self.get("/v1/models")["data"]
         return data
 
-    def plan(self, *, config: Mapping[str, Any], device: str = "h100", **options: Any) -> dict[str, Any]:
+    def plan(self, *, config: Mapping[str, Any], device: str | None = None, **options: Any) -> dict[str, Any]:
         """What a model needs and a device holds, by its config.json: memory, users per replica, speed, tiers.
 
         `options`: `tp`, `context`, `users`, `kv_dtype` and the others of POST /v1/plan. Nothing is created. Raises
