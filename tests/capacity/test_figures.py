@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.capacity import formulas as f
-from tests.capacity.support import facts, plan
+from tests.capacity.support import config, facts, plan
 
 PARAMETERS = {
     "deepseek-v2-lite": 15_706_484_224,
@@ -140,3 +140,20 @@ def test_system_27_drafts_pay_where_there_is_compute_to_spare() -> None:
     full = plan("llama-3-8b", context=128, slo_tpot_s=1.0)
     assert full.decode_bound == "compute"
     assert "draft nothing" in full.speculation_advice
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"kimi-k2"}))
+def test_transformers_counts_the_same_parameters(name: str) -> None:
+    """Its own model of that config, without memory for its weights. What DeepSeek V3 corrects its router by is no
+    parameter to it."""
+    import torch
+    import transformers
+
+    wanted = transformers.AutoConfig.for_model(**config(name))
+    wanted = getattr(wanted, "text_config", wanted)
+    wanted.quantization_config = None
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(wanted)
+    corrections = 58 * 256 if name == "deepseek-v3" else 0
+    assert sum(one.numel() for one in model.parameters()) + corrections == PARAMETERS[name]
