@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.runners import opened_backend
 from engine.capacity import formulas as f
 from engine.capacity import model_facts, page_bytes
 from engine.catalogue import models, resolve
@@ -26,6 +27,8 @@ def test_a_page_of_the_engine_has_the_bytes_that_were_planned(family: str, tmp_p
     planned = model_facts(str(directory), tmp_path, io.BytesIO())
     for dtype in ("bf16", "fp32"):
         assert page_bytes(planned.groups, dtype) == engine.page_bytes(dtype)
+    _, backend = opened_backend(directory, "fp32", 4, 1, "torch")
+    assert page_bytes(planned.groups, "fp32") == len(backend.snapshot(0, PAGE_SIZE))  # of the pool itself
     assert 2 * page_bytes(planned.groups, "fp8") == engine.page_bytes("bf16")
     assert planned.parameters.total == count
     assert f.PAGE_TOKENS == PAGE_SIZE
