@@ -9,14 +9,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import psutil
 
-from engine.facts import PAGE_SIZE, ModelFacts
+from engine.capacity.numbers import weight_bytes
+from engine.facts import ModelFacts
 from engine.precision import Precision
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60
-# Bytes of a weight of the matrices; scales of groups, where there are some, included. What is read in bf16 of a file
-# and made smaller on a GPU is so there alone.
-_WEIGHT_BYTES = {"bf16": 2.0, "fp32": 4.0, "w4a8": 0.625, "w4a16": 0.53, "w8a16": 1.0, "w8a8": 1.0}
+# What `engine.capacity` calls the numbers that a layer's weights are kept in.
+_KEPT = {"bf16": "bf16", "fp32": "fp32", "w4a16": "int4", "w8a16": "fp8", "w8a8": "fp8"}
+_W4A8_BYTES = 0.625  # of a weight: those of the file's own blocks of 4 and 5 bits, scales included
 
 
 @runtime_checkable
@@ -30,10 +31,7 @@ class HasDevice(Protocol):
 
 @dataclass(frozen=True)
 class Bill:
-    """What an engine takes, by arithmetic. Sizes in bytes; `context` and `pool_tokens` in tokens.
-
-    `least_tokens`: of the smallest pool in which one request of the whole context runs.
-    """
+    """What an engine takes, by arithmetic. Sizes in bytes; `context` and `pool_tokens` in tokens."""
 
     weights_bytes: int
     kv_bytes: int
@@ -44,14 +42,6 @@ class Bill:
     parameters: int
     dtype: str
     on_device: bool
-
-    @property
-    def least_tokens(self) -> int:
-        return self.context + 2 * PAGE_SIZE
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.arena_bytes
 
 
 def matrices(facts: ModelFacts) -> int:
@@ -76,8 +66,11 @@ def ends(facts: ModelFacts) -> int:
 def bill(facts: ModelFacts, precision: Precision, pool_tokens: int, arena_bytes: int, *, on_device: bool) -> Bill:
     """Of an engine with these settings."""
     kv = facts.kv_bytes_per_token(str(precision))
-    rest = 4 if precision.dtype == "fp32" else 2  # of the embedding and the head, which stay as they are read
-    weights = int(matrices(facts) * _WEIGHT_BYTES[precision.dtype]) + ends(facts) * rest
+    weights = weight_bytes(ends(facts), "fp32" if precision.dtype == "fp32" else "bf16")  # those stay as they are read
+    if precision.dtype == "w4a8":
+        weights += int(matrices(facts) * _W4A8_BYTES)
+    else:
+        weights += weight_bytes(matrices(facts), _KEPT[precision.dtype])
     count, name = matrices(facts) + ends(facts), str(precision)
     return Bill(weights, kv * pool_tokens, arena_bytes, kv, pool_tokens, facts.context, count, name, on_device)
 

@@ -192,11 +192,11 @@ def launches_s(layers: int) -> float:
     return layers * LAUNCHES_PER_LAYER * LAUNCH_S
 
 
-def tokens_per_pass(acceptance: float, drafted: int) -> float:
-    """Tokens that one pass of the target yields: (1 - a^(k+1)) / (1 - a) [S, equation 1]."""
+def tokens_per_pass(acceptance: float, drafted: float) -> float:
+    """Tokens that one pass of the target yields: (1 - a^(k+1)) / (1 - a) [S, equation 1]; k may be a mean."""
     if acceptance >= 1:
         return drafted + 1.0
-    return (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
+    return float((1 - acceptance ** (drafted + 1)) / (1 - acceptance))
 
 
 def break_even_bps(kv_bytes: int, recompute_s: float) -> float:

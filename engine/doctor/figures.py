@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 PAGE_TOKENS: Final = 16
@@ -115,7 +115,6 @@ class Figures:
     measured: Measured | None = None
     death: Death | None = None
     speculation: Mapping[str, float] | None = None
-    tiers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def decode_steps(self) -> list[Step]:
@@ -172,7 +171,6 @@ def figures(
         measured=measured(memory, workspaces, sandboxes) if memory else None,
         death=death,
         speculation=stats.get("speculation"),
-        tiers=stats.get("tiers") or {},
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from engine.capacity.formulas import tokens_per_pass
 from engine.doctor.figures import Figures, mean, median
 from engine.doctor.findings import Finding, Remedy, Report, Value, found
 
@@ -17,13 +18,6 @@ LEAST_PASSES: Final = 32
 LONGEST: Final = 16
 MATTERS: Final = 1.05
 _COUNTED = ("passes", "drafted", "accepted")
-
-
-def tokens_per_pass(acceptance: float, drafted: float) -> float:
-    """(1 - a^(k+1)) / (1 - a); k + 1 where all stand."""
-    if acceptance >= 1:
-        return drafted + 1
-    return float((1 - acceptance ** (drafted + 1)) / (1 - acceptance))
 
 
 def acceptance_of(tokens: float, drafted: float) -> float:

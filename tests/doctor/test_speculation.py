@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.doctor.speculation import acceptance_of, best_length, speedup, tokens_per_pass
+from engine.capacity.formulas import tokens_per_pass
+from engine.doctor.speculation import acceptance_of, best_length, speedup
 from tests.doctor.stage import DECODE_S, Stage
 
 SPEEDS = {"prefill_s_per_token": 0.001}
