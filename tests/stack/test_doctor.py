@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tenuto
 
-from engine.doctor import PARTS
+from engine.doctor import KNOWN, PARTS
 from runtime import bundle
 from runtime.demo.stack import Stack
 from tests.stack.test_cli import ran
@@ -24,8 +24,8 @@ async def test_the_stack_is_looked_at_and_bundled(stack: Stack, client: tenuto.A
     assert [report["part"] for report in reports] == list(PARTS), errors
     bad = [finding for report in reports for finding in report["findings"] if finding["severity"] != "advice"]
     assert status == (1 if bad else 0)
-    # Other tests kill engines, and whatever else runs on this machine may hold the host up.
-    assert {finding["name"] for finding in bad} <= {"memory.killed_under_load", "tail.host_stall", "tail.unexplained"}
+    assert {finding["name"] for finding in bad} <= set(KNOWN)  # what other tests did to the stack counts too
+    assert not [report["away"] for report in reports if report["away"]]
     _, said, _ = await ran(stack, "doctor", "memory", "--node", reports[0]["node"])
     assert "weights: 2" in said
     status, told, errors = await ran(stack, "doctor", "bundle", "--out", str(tmp_path / "b.tar.gz"), "--json")
