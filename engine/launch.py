@@ -27,6 +27,7 @@ from engine.precision import Precision, element_bytes
 from engine.request import Limits
 from engine.scheduler import Scheduler
 from engine.server import EngineServer
+from engine.speculator import Speculator
 from engine.speeds import Room, Speeds, measure
 from engine.store import KvStore
 from engine.weights import load_weights
@@ -45,7 +46,7 @@ class EngineSettings:
     `backend` is auto, triton, cpu or torch; `dtype` and `kv_dtype` are of `engine.precision`. `weights_cache` None:
     nothing is cached. `decision_log`: a file to which every decision of the tier policy is appended, with all that it
     depended on. `compression` (off, zlib, zstd) and `encrypted` are of pages below host memory. `admission`: measured,
-    a tier is used where it is quicker than computing; or always.
+    a tier is used where it is quicker than computing; or always. `speculation`: auto, or off for everyone.
     """
 
     model: Path
@@ -65,6 +66,7 @@ class EngineSettings:
     compression: str = "off"
     encrypted: bool = False
     weights_cache: Path | None = None
+    speculation: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     pool = PagePool(blocks)
     store = KvStore(backend, pool, stack, lanes, mark, page_bytes, keys)
     limits = Limits(facts.context, facts.vocab, blocks * PAGE_SIZE)
-    core = EngineCore(backend, store, Scheduler(pool), limits, tokenizer.eos_token_ids, inbox)
+    speculator = Speculator(enabled=settings.speculation == "auto")
+    eos = tokenizer.eos_token_ids
+    core = EngineCore(backend, store, Scheduler(pool), limits, eos, inbox, speculator=speculator)
     card = ModelCard(
         model=model_name(settings.model),
         fingerprint=mark.hex(),

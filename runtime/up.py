@@ -187,6 +187,7 @@ def _engine_argv(settings: Settings, seat: Seat, model: Path) -> list[str]:
         "--backend": settings.engine_backend,
         "--kv-compression": settings.kv_compression,
         "--kv-encryption": settings.kv_encryption,
+        "--speculation": settings.speculation,
     }
     if settings.kv_decisions is not None:
         argv |= {"--decision-log": settings.kv_decisions}

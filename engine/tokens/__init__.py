@@ -4,6 +4,7 @@ from engine.errors import ToolSchemaError
 from engine.tokens.chat import ChatFormat, load_chat_format
 from engine.tokens.grammar import check_grammar, tool_grammar
 from engine.tokens.published import PublishedChat, publish_chat, read_chat
+from engine.tokens.stops import StopText
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
 from engine.tokens.vocabulary import StreamDecoder, Tokenizer, load_tokenizer
 
@@ -12,6 +13,7 @@ __all__ = [
     "ChatFormat",
     "Parsed",
     "PublishedChat",
+    "StopText",
     "StreamDecoder",
     "Tokenizer",
     "ToolResult",

@@ -16,7 +16,7 @@ import pytest
 
 from engine.client import EngineClient
 from engine.errors import EngineGone
-from engine.request import Sampling
+from engine.sampling import Sampling
 from engine.tokens import ToolSpec, load_chat_format
 from engine.wire import encode_frame, read_frame
 from tests.engine.conftest import MODELS, model_path, share_native

@@ -12,8 +12,8 @@ from engine.backends.face import Tile, Wish, cut
 from engine.backends.gpu_captured import BUCKETS
 from engine.backends.graphs import CaptureFault, Recordings
 from engine.facts import PAGE_SIZE
-from engine.request import Sampling
 from engine.sampler import sample
+from engine.sampling import Sampling
 from tests.engine import test_exact, test_moves
 from tests.engine.conftest import Loaded, load
 from tests.engine.test_exact import PAGES, Rig
