@@ -88,10 +88,13 @@ class FakeBackend(HostPages):
             self.page(tile.blocks[-1])[row : row + ROW_BYTES] = struct.pack("<ii", token, start + index + 1)
         if tile.all_logits:
             ends = range(start + 1, start + len(tile.tokens) + 1)
-            return np.stack([oracle_logits(self._context(tile.blocks, end)) for end in ends])
+            return np.stack([self._answer(self._context(tile.blocks, end)) for end in ends])
         if not tile.wants_logits:
             return None
-        return oracle_logits(self._context(tile.blocks, start + len(tile.tokens)))
+        return self._answer(self._context(tile.blocks, start + len(tile.tokens)))
+
+    def _answer(self, context: Sequence[int]) -> Logits:
+        return oracle_logits(context)
 
     def _context(self, blocks: Sequence[int], length: int) -> list[int]:
         tokens = []
