@@ -29,6 +29,13 @@ class StopText:
         held, self._held = self._held, ""
         return told + held
 
+    @classmethod
+    def ends(cls, tokenizer: Tokenizer, stops: Sequence[str], ids: Sequence[int]) -> bool:
+        """Whether one of them is in the text of these tokens."""
+        watch = cls(tokenizer, stops)
+        watch.push(ids)
+        return watch.found is not None
+
     def _told(self, text: str) -> str:
         if self.found is not None:
             return ""

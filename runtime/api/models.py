@@ -115,6 +115,22 @@ async def ensure_tools_work(config: SessionConfig) -> None:
         await ensure_tools_work(child)
 
 
+async def ensure_answers_work(config: SessionConfig, model: Served) -> None:
+    """Raises InvalidRequest where no answer can have its form, or an option names a token that there is none of."""
+    if config.response_format is not None:
+        try:
+            form = await asyncio.to_thread(lambda: config.response_format.form if config.response_format else None)
+            await asyncio.to_thread(tool_grammar, tool_specs(config), "auto", form)
+        except ToolSchemaError as error:
+            raise InvalidRequest(f"response_format: {error}", param="response_format") from error
+    for token in config.sampling.logit_bias:
+        if int(token) >= int(model.card["vocab_size"]):
+            raise InvalidRequest(
+                f"sampling.logit_bias: there is no token {token}; {config.model} has {model.card['vocab_size']}",
+                param="sampling.logit_bias",
+            )
+
+
 def children_of(config: SessionConfig) -> list[SessionConfig]:
     """What the sessions are made of that run as tools of this one."""
     return [config.of_child(tool) for tool in config.declared if isinstance(tool, SessionTool)]

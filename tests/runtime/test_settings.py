@@ -131,6 +131,7 @@ FULL = {
     "TENUTO_NVME_KV_BYTES": "1G",
     "TENUTO_KV_COMPRESSION": "zstd",
     "TENUTO_KV_ENCRYPTION": "on",
+    "TENUTO_SPECULATION": "off",
     "TENUTO_KV_DECISIONS": "/var/log/kv.jsonl",
     "TENUTO_SHARED_KV": "s3://bucket/prefix",
     "TENUTO_SHARED_KV_BYTES": "3GiB",
