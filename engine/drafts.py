@@ -13,8 +13,7 @@ import numpy as np
 from engine.penalties import Ids
 from engine.sampler import Reals
 
-LEAST_MATCH, LONGEST_MATCH = 2, 16
-_LOOKED_AT = 64  # of the latest places that match
+LONGEST_MATCH = 16
 _FIRST_ROOM = 1024
 _FIRST_WEIGHT, _MOST_WEIGHT = 4.0, 24.0  # of what was known before, in tokens seen
 
@@ -56,18 +55,18 @@ class PromptLookup:
     def propose(self, most: int) -> Draft:
         """Up to `most` tokens after the longest match of the transcript's end; the latest one of several."""
         count, ids = self._count, self._ids[: self._count]
-        if count <= LEAST_MATCH or most < 1:
+        if count < 2 or most < 1:
             return NO_DRAFT
-        ends = np.flatnonzero((ids[1:-1] == ids[-1]) & (ids[:-2] == ids[-2]))[-_LOOKED_AT:] + 1  # of the matches
-        if not len(ends):
-            return NO_DRAFT
-        matched = LEAST_MATCH
-        while matched < LONGEST_MATCH:
+        ends = np.flatnonzero(ids[:-1] == ids[-1])  # of the matches
+        matched = 1
+        while len(ends) and matched < LONGEST_MATCH:
             far = ends[ends >= matched]
-            longer = far[ids[far - matched] == ids[-1 - matched]] if matched < count else far[:0]
+            longer = far[ids[far - matched] == ids[-1 - matched]]
             if not len(longer):
                 break
             ends, matched = longer, matched + 1
+        if not len(ends):
+            return NO_DRAFT
         at = int(ends[-1])
         after = ids[at + 1 : at + 1 + most].tolist()
         while len(after) < most:  # it repeats itself: the draft goes on as it began
@@ -75,12 +74,13 @@ class PromptLookup:
         return Draft(tuple(after), _kind(matched))
 
 
+# By how much of the transcript's end they match; and how likely the next token is to stand, before anything is known.
+_MATCHES = {10: "lookup-10", 5: "lookup-5", 3: "lookup-3", 2: "lookup-2", 1: "lookup-1"}
+PRIORS = {"grammar": 0.9, "lookup-10": 0.85, "lookup-5": 0.7, "lookup-3": 0.5, "lookup-2": 0.3, "lookup-1": 0.1}
+
+
 def _kind(matched: int) -> str:
-    return "lookup-2" if matched == 2 else "lookup-3" if matched < 5 else "lookup-5" if matched < 10 else "lookup-10"
-
-
-# How likely the next token of a draft is to stand, before anything is known of it.
-PRIORS = {"grammar": 0.9, "lookup-2": 0.3, "lookup-3": 0.5, "lookup-5": 0.7, "lookup-10": 0.85, "model": 0.6}
+    return next(kind for least, kind in _MATCHES.items() if matched >= least)
 
 
 @dataclass

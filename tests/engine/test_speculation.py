@@ -190,7 +190,7 @@ def test_a_lookup_finds_what_a_search_finds() -> None:
         tokens.append(draw.randrange(6))
         lookup.follow(tokens)
         found = lookup.propose(1).tokens
-        for matched in range(min(16, len(tokens) - 1), 1, -1):
+        for matched in range(min(16, len(tokens) - 1), 0, -1):
             starts = [s for s in range(len(tokens) - matched) if tokens[s : s + matched] == tokens[-matched:]]
             if starts:
                 assert found == (tokens[starts[-1] + matched],)
