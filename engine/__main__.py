@@ -48,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         compression=options.kv_compression,
         encrypted=options.kv_encryption == "on",
         speculation=options.speculation,
+        draft_model=options.draft_model,
         weights_cache=options.weights_cache or options.model.parent / "cache",
     )
     try:
@@ -144,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--speculation", choices=("auto", "off"), default="auto", help="verify drafts where it pays; changes no token"
     )
+    parser.add_argument("--draft-model", type=Path, help="a smaller model of the same vocabulary, which drafts")
     parser.add_argument("--decision-log", type=Path, help="append every decision of the tier policy to this file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(

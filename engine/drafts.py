@@ -76,7 +76,15 @@ class PromptLookup:
 
 # By how much of the transcript's end they match; and how likely the next token is to stand, before anything is known.
 _MATCHES = {10: "lookup-10", 5: "lookup-5", 3: "lookup-3", 2: "lookup-2", 1: "lookup-1"}
-PRIORS = {"grammar": 0.9, "lookup-10": 0.85, "lookup-5": 0.7, "lookup-3": 0.5, "lookup-2": 0.3, "lookup-1": 0.1}
+PRIORS = {
+    "grammar": 0.9,
+    "lookup-10": 0.85,
+    "lookup-5": 0.7,
+    "lookup-3": 0.5,
+    "lookup-2": 0.3,
+    "lookup-1": 0.1,
+    "model": 0.6,
+}
 
 
 def _kind(matched: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.draftmodel import DraftModel
 from engine.drafts import NO_DRAFT, PRIORS, Draft, Record
 from engine.facts import PAGE_SIZE
 from engine.live import Live
@@ -14,7 +15,9 @@ from engine.scheduler import Plan, Work
 from engine.worth import MOST_ROWS, Worth
 
 MOST_DRAFTS = 15  # of one request in a step
+MOST_MODELLED = 6  # of those that a model makes, each of which is a step of it
 _ENGINE_WEIGHT = 200.0
+Found = tuple[Draft, float]  # and how likely each token of it is to stand
 
 
 @dataclass
@@ -45,10 +48,11 @@ class Speculated:
 
 
 class Speculator:
-    """`always` (for tests): verify whatever drafts there are."""
+    """`always` (for tests): verify whatever drafts there are. `model` drafts where nothing better is at hand."""
 
-    def __init__(self, *, enabled: bool = True, always: bool = False) -> None:
+    def __init__(self, *, enabled: bool = True, always: bool = False, model: DraftModel | None = None) -> None:
         self.enabled, self.always = enabled, always
+        self._model = model
         self.totals = Speculated()
         self._worth = Worth()
         self._records = {kind: Record(share) for kind, share in PRIORS.items()}
@@ -59,7 +63,8 @@ class Speculator:
         nothing = [NO_DRAFT] * len(plan.work)
         if not self.enabled or plan.prefill:
             return nothing
-        found = [self._found(lives[work.request.spec.request_id]) for work in plan.work]
+        asked = [lives[work.request.spec.request_id] for work in plan.work]
+        found = self._modelled(asked, [self._found(live) for live in asked], set(lives))
         chances = sorted(
             ((share ** (n + 1), at) for at, (draft, share) in enumerate(found) for n in range(len(draft.tokens))),
             reverse=True,
@@ -104,7 +109,7 @@ class Speculator:
         live.drafting.record(kind, self._records[kind].share).saw(stood)
         self._records[kind].saw(stood, _ENGINE_WEIGHT)
 
-    def _found(self, live: Live) -> tuple[Draft, float]:
+    def _found(self, live: Live) -> Found:
         """The best draft of a generation, and how likely each token of it is to stand."""
         request = live.request
         most = min(MOST_DRAFTS, request.limit - len(request.tokens) - 1)
@@ -116,6 +121,36 @@ class Speculator:
             return NO_DRAFT, 0.0
         live.drafting.unverified = (draft.kind, draft.tokens[0])
         return draft, live.drafting.record(draft.kind, self._records[draft.kind].share).share
+
+    def _modelled(self, asked: list[Live], found: list[Found], running: set[str]) -> list[Found]:
+        """With drafts of the model for those who have none, or one that is less likely to stand."""
+        model = self._model
+        if model is None:
+            return found
+        model.keep(running)
+        shares = [live.drafting.record("model", self._records["model"].share).share for live in asked]
+        mosts = [
+            min(MOST_MODELLED, live.request.limit - len(live.request.tokens) - 1)
+            if live.request.spec.speculation is not Speculation.OFF and shares[at] > found[at][1]
+            else 0
+            for at, live in enumerate(asked)
+        ]
+        chances = sorted((shares[at] ** (n + 1) for at, most in enumerate(mosts) for n in range(most)), reverse=True)
+        count = len(chances) if self.always else self._worth.choose(len(asked), chances, model.step_s)
+        least = chances[count - 1] if count else 2.0
+        wanted = [sum(shares[at] ** (n + 1) >= least for n in range(most)) for at, most in enumerate(mosts)]
+        drafts = model.propose([(live, most) for live, most in zip(asked, wanted, strict=True)])
+        for at, draft in enumerate(drafts):
+            if draft.tokens:
+                found[at] = self._allowed(asked[at], draft), shares[at]
+        return found
+
+    def _allowed(self, live: Live, draft: Draft) -> Draft:
+        """What the grammar admits of it. By the ratio rule that is seen at the verification: a draft that is left out
+        for what it is would leave its mark on what is drawn instead."""
+        if live.constraint is None or live.request.spec.speculation is Speculation.RATIO:
+            return draft
+        return draft.cut(live.constraint.valid(draft.tokens))
 
     def _draft(self, live: Live, most: int) -> Draft:
         if live.constraint is not None and (forced := live.constraint.forced()):

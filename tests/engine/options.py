@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.backends.face import Logits
+from engine.draftmodel import DraftModel
 from engine.sampling import Sampling
 from engine.speculator import Speculator
 from tests.engine.fakes import PAGE_BYTES, VOCAB, FakeBackend, oracle_logits
@@ -41,9 +42,18 @@ def drawn_sampling(draw: random.Random) -> Sampling:
     )
 
 
-def engine(*, always: bool, blocks: int = 64) -> Stepped:
-    """Without tiers. `always`: every draft is verified, whatever it costs; else none is."""
-    speculator = Speculator(enabled=always, always=always)
+class Mistaken(Repeating):
+    """Says something else now and then."""
+
+    def _answer(self, context: Sequence[int]) -> Logits:
+        logits = super()._answer(context)
+        return logits if sum(context[-2:]) % 3 else logits[::-1].copy()
+
+
+def engine(*, always: bool, blocks: int = 64, drafts: FakeBackend | None = None, draft_blocks: int = 64) -> Stepped:
+    """Without tiers. `always`: every draft is verified, whatever it costs; else none is. `drafts`: a model's."""
+    model = None if drafts is None else DraftModel(drafts, draft_blocks, CONTEXT)
+    speculator = Speculator(enabled=always, always=always, model=model)
     backend = Repeating(blocks)
     budget = Budget()
     return Stepped(

@@ -14,7 +14,7 @@ from engine.sampler import sample
 from engine.sampling import Sampling, Speculation
 from engine.worth import PROBE_EVERY, Worth
 from tests.engine.fakes import VOCAB
-from tests.engine.options import Repeating, drawn_sampling, engine, prompt_of
+from tests.engine.options import Mistaken, Repeating, drawn_sampling, engine, prompt_of
 
 REQUESTS = 40
 
@@ -102,6 +102,14 @@ def test_drafts_take_no_page_that_another_is_owed() -> None:
         assert again.tokens == one.tokens
 
 
+def unlikely(seen: np.ndarray, meant: np.ndarray) -> tuple[float, int] | None:
+    """Chi-square and its degrees of freedom where counts are further from what was meant than once in a million."""
+    rare = meant < 5
+    seen, meant = np.append(seen[~rare], seen[rare].sum()), np.append(meant[~rare], meant[rare].sum())
+    statistic, degrees = float(((seen - meant) ** 2 / np.maximum(meant, 1e-9)).sum()), len(meant) - 1
+    return None if statistic < degrees + 5 * np.sqrt(2 * degrees) + 10 else (statistic, degrees)
+
+
 def test_the_ratio_rule_draws_from_the_distribution_of_the_model() -> None:
     """Second tokens, for which there is a draft whatever the first is, over many seeds: chi-square against what the
     model says after the first."""
@@ -119,10 +127,7 @@ def test_the_ratio_rule_draws_from_the_distribution_of_the_model() -> None:
     totals = stepped.core.speculator.totals
     assert totals.passes >= draws
     assert 0.01 < totals.accepted / totals.drafted < 0.9
-    rare = meant < 5
-    seen, meant = np.append(seen[~rare], seen[rare].sum()), np.append(meant[~rare], meant[rare].sum())
-    statistic, degrees = float(((seen - meant) ** 2 / np.maximum(meant, 1e-9)).sum()), len(meant) - 1
-    assert statistic < degrees + 5 * np.sqrt(2 * degrees) + 10, (statistic, degrees)  # about one in a million
+    assert unlikely(seen, meant) is None
 
 
 def test_by_ratio_greedy_is_greedy() -> None:
@@ -156,6 +161,49 @@ def test_a_generation_that_is_cancelled_among_its_drafts_gives_its_pages_back() 
     stepped.core.cancel("q")
     stepped.settle()
     assert frames[-1]["finish_reason"] == "cancelled"
+
+
+@pytest.mark.parametrize("drafts", [Repeating, Mistaken])
+def test_with_a_model_that_drafts_every_token_is_the_one_without(drafts: type[Repeating]) -> None:
+    alone, stepped = engine(always=False), engine(always=True, drafts=drafts(64))
+    draw = random.Random(11)
+    pairs = []
+    for number in range(12):
+        prompt, sampling, count = prompt_of(draw), drawn_sampling(draw), draw.randint(1, 40)
+        pairs.append([one.submit(f"s{number}", prompt, count, 0, sampling=sampling) for one in (alone, stepped)])
+    alone.settle()
+    stepped.settle()
+    assert all(one.tokens == other.tokens for one, other in pairs)
+    assert stepped.core.speculator.totals.accepted > 50
+
+
+def test_a_model_that_drafts_gives_its_pages_back() -> None:
+    drafts = Repeating(8)
+    stepped = engine(always=True, drafts=drafts, draft_blocks=8)
+    for number in range(6):
+        stepped.submit(f"s{number}", [number] * 40, 30, number)
+    stepped.settle()
+    model = stepped.core.speculator._model
+    assert model is not None
+    model.keep(set())
+    assert model.free_pages == 8
+
+
+def test_by_ratio_drafts_of_a_model_leave_the_distribution_as_it_is() -> None:
+    """Third tokens, after a draft from another distribution: chi-square against what the model says."""
+    draws = 1500
+    stepped = engine(always=True, blocks=64, drafts=Mistaken(64))
+    seen, meant = np.zeros(VOCAB), np.zeros(VOCAB)
+    for seed in range(draws):
+        sampling = Sampling(temperature=2.5, seed=seed)
+        told = stepped.submit("s", [5, 9], 3, 0, sampling=sampling, speculation=Speculation.RATIO)
+        stepped.settle()
+        weights = np.exp((Repeating(1)._answer(told.tokens[:1]) / 2.5).astype(np.float64))
+        meant += weights / weights.sum()
+        seen[told.tokens[1]] += 1
+    totals = stepped.core.speculator.totals
+    assert 0.1 < totals.accepted / totals.drafted < 0.95
+    assert unlikely(seen, meant) is None
 
 
 # -- drafts -----------------------------------------------------------------------------------------------------------
