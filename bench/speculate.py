@@ -68,6 +68,7 @@ class Wanted:
     batches: tuple[int, ...]
     threads: int
     sabotage: bool
+    cpu_time: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,14 @@ class Forced(Constraint):
 
 @dataclass
 class Heard:
+    clock: Callable[[], float]
     tokens: list[int] = field(default_factory=list)
     began_s: float = 0.0
     ended_s: float = 0.0
     done: dict[str, Any] = field(default_factory=dict)
 
     def sink(self, frame: dict[str, Any]) -> None:
-        now = time.perf_counter()
+        now = self.clock()
         if frame["type"] == "tokens":
             self.began_s = self.began_s or now
             self.tokens += frame["ids"]
@@ -133,7 +135,8 @@ class Engine:
         pool = PagePool(blocks)
         store = KvStore(backend, pool, None, self._lanes, b"b" * 32, facts.page_bytes(wanted.dtype))
         limits = Limits(context, facts.vocab, blocks * PAGE_SIZE)
-        self._core = EngineCore(backend, store, Scheduler(pool), limits, (), inbox)
+        self._clock = time.process_time if wanted.cpu_time else time.perf_counter
+        self._core = EngineCore(backend, store, Scheduler(pool), limits, (), inbox, clock=self._clock)
         self._speculators = {mode: Speculator(enabled=mode == "drafts") for mode in MODES}
         self.vocab = facts.vocab
         self.identity = backend.identity
@@ -145,7 +148,7 @@ class Engine:
     def play(self, mode: str, asked: Sequence[tuple[Think, Sampling | None, int]]) -> list[Heard]:
         """Thinks side by side; `sampling` None forces what was said."""
         self._core.speculator = self._speculators[mode]
-        heard = [Heard() for _ in asked]
+        heard = [Heard(self._clock) for _ in asked]
         for (think, sampling, count), one in zip(asked, heard, strict=True):
             name = f"{think.session}-{mode}-{next(self._names)}"
             rules = sampling or Sampling()
@@ -175,6 +178,7 @@ def measure(wanted: Wanted) -> list[Line]:
             "trace": wanted.trace.name if wanted.trace else "sources",
             "thinks": len(thinks),
             "threads": wanted.threads,
+            "clock": "cpu" if wanted.cpu_time else "wall",
         }
     ]
     try:
@@ -315,6 +319,9 @@ def _of_session(
 @click.option("--turns", default=6, show_default=True, help="Thinks of each session.")
 @click.option("--batch", "batches", multiple=True, type=int, default=(1, 4), show_default=True)
 @click.option("--threads", default=2, show_default=True)
+@click.option(
+    "--cpu-time", is_flag=True, help="Count this process's CPU seconds: for a busy machine, with --threads 1."
+)
 @click.option("--evidence", "evidence_dir", type=click.Path(path_type=Path), help="Leave raw samples here.")
 @click.option(
     "--sabotage", type=click.Choice(["unverified"]), help="Take drafts as they are; must turn the figure red."
@@ -328,6 +335,7 @@ def main(
     turns: int,
     batches: tuple[int, ...],
     threads: int,
+    cpu_time: bool,
     evidence_dir: Path | None,
     sabotage: str | None,
     as_json: bool,
@@ -335,7 +343,9 @@ def main(
     """Tokens a second with drafts over without; exit status 1 if a token differs or they cost more than they bring."""
     settings = Settings.load(overrides={"TENUTO_MODEL": model})
     ensure_model(settings)
-    lines = measure(Wanted(settings.model_path, dtype, trace, sessions, turns, batches, threads, sabotage is not None))
+    lines = measure(
+        Wanted(settings.model_path, dtype, trace, sessions, turns, batches, threads, sabotage is not None, cpu_time)
+    )
     if evidence_dir is not None:
         evidence.leave(evidence_dir / "speculate.jsonl", lines)
     figure = figures(lines)

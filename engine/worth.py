@@ -9,28 +9,54 @@ that is less than MARGIN better than none: so speculation is off by itself where
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-MARGIN = 1.02
+MARGIN = 1.03
 MOST_ROWS = 64  # of drafts, in a step
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-LEAST_SEEN = 2  # steps without drafts before the first with them
+LEAST_SEEN = 4  # steps without drafts before the first with them
 PROBE_EVERY = 64  # steps that drafts were left out of: one is tried with few of them, to see whether that still holds
 PROBE_ROWS = 2
-_FIRST_ROW = 0.06  # of the base, for each row, before anything is known
-_NEW = 0.15  # weight of a new observation
-_OUTLIER = 4.0  # times what was expected: the machine was busy with something else
+_FIRST_ROW = 0.08  # of the base, for each row, before anything is known
+_FIRST_WEIGHT = 2.0  # of that, in observations
+_NEW = 0.1  # weight of a new observation of the base
+_KEPT = 0.97  # of what was known of rows, with each new observation
+_OUTLIER = 3.0  # times what was expected: the machine was busy with something else
 
 
 @dataclass
 class _Seen:
-    """What steps of one number of requests took, in seconds."""
+    """What steps of one number of requests took, in seconds; of those with drafts, how much more than without, as sums
+    for a straight line through them (each observation weighs less with every one after it)."""
 
     base_s: float = 0.0
     count: int = 0
     since: int = 0  # steps with drafts since the last one without
     left_out: int = 0
-    extra_s: dict[int, float] = field(default_factory=dict)  # by size
+    weight: float = 0.0
+    sum_n: float = 0.0
+    sum_nn: float = 0.0
+    sum_e: float = 0.0  # in parts of the base
+    sum_ne: float = 0.0
+
+    def saw(self, drafts: int, extra: float) -> None:
+        self.weight = self.weight * _KEPT + 1.0
+        self.sum_n = self.sum_n * _KEPT + drafts
+        self.sum_nn = self.sum_nn * _KEPT + drafts * drafts
+        self.sum_e = self.sum_e * _KEPT + extra
+        self.sum_ne = self.sum_ne * _KEPT + drafts * extra
+
+    def extra(self, drafts: int) -> float:
+        """Parts of the base that so many drafts take beside it: never less than nothing, never less for more."""
+        ahead = ((1, _FIRST_ROW), (8, 8 * _FIRST_ROW))  # what is believed before anything was seen
+        weight = self.weight + _FIRST_WEIGHT
+        half = _FIRST_WEIGHT / len(ahead)
+        sum_n = self.sum_n + half * sum(n for n, _ in ahead)
+        sum_nn = self.sum_nn + half * sum(n * n for n, _ in ahead)
+        sum_e = self.sum_e + half * sum(e for _, e in ahead)
+        sum_ne = self.sum_ne + half * sum(n * e for n, e in ahead)
+        slope = max(0.0, (weight * sum_ne - sum_n * sum_e) / (weight * sum_nn - sum_n * sum_n))
+        return max(0.0, (sum_e - slope * sum_n) / weight + slope * drafts)
 
 
 class Worth:
@@ -42,22 +68,16 @@ class Worth:
     def observe(self, requests: int, drafts: int, step_s: float) -> None:
         """A step that did nothing but decode."""
         seen = self._seen.setdefault(requests, _Seen())
-        if not drafts:
-            if not seen.count or step_s < _OUTLIER * seen.base_s:
-                seen.base_s = step_s if not seen.count else seen.base_s + _NEW * (step_s - seen.base_s)
-            else:
-                seen.base_s *= 1.1
-            seen.count += 1
-            seen.since = 0
+        if drafts:
+            seen.since += 1
+            if seen.base_s:
+                expected = 1.0 + seen.extra(drafts)
+                seen.saw(drafts, min(step_s / seen.base_s, _OUTLIER * expected) - 1.0)
             return
-        seen.since += 1
-        size = _size(drafts)
-        extra = max(0.0, step_s - seen.base_s)
-        known = self._extra(seen, size)
-        if size not in seen.extra_s:
-            seen.extra_s[size] = min(extra, _OUTLIER * known)
-        else:
-            seen.extra_s[size] += _NEW * (min(extra, _OUTLIER * known) - known)
+        step_s = min(step_s, _OUTLIER * seen.base_s) if seen.count else step_s
+        seen.count += 1
+        seen.since = 0
+        seen.base_s += max(_NEW, 1.0 / seen.count) * (step_s - seen.base_s)
 
     def choose(self, requests: int, chances: Sequence[float], costs: float = 0.0) -> int:
         """How many of the drafts to verify, of which `chances` are the greatest first. `costs`: seconds that one more
@@ -71,7 +91,8 @@ class Worth:
         for size in SIZES:
             if size > len(chances):
                 break
-            rate = (requests + sum(chances[:size])) / (seen.base_s + self._extra(seen, size) + costs * size)
+            takes_s = seen.base_s * (1.0 + seen.extra(size)) + costs * size
+            rate = (requests + sum(chances[:size])) / takes_s
             if rate > best:
                 best, chosen = rate, size
         if chosen or seen.left_out < PROBE_EVERY:
@@ -84,20 +105,3 @@ class Worth:
         """What a step without drafts takes; 0 where none was seen."""
         seen = self._seen.get(requests)
         return seen.base_s if seen is not None else 0.0
-
-    def _extra(self, seen: _Seen, size: int) -> float:
-        """Seconds that so many rows more take: as seen, or in between, or beyond in proportion."""
-        known = sorted(seen.extra_s.items())
-        if not known:
-            return _FIRST_ROW * seen.base_s * size
-        below = [pair for pair in known if pair[0] <= size]
-        above = [pair for pair in known if pair[0] >= size]
-        if below and above:
-            (low, low_s), (high, high_s) = below[-1], above[0]
-            return low_s if low == high else low_s + (high_s - low_s) * (size - low) / (high - low)
-        near, near_s = below[-1] if below else above[0]
-        return near_s * size / near
-
-
-def _size(drafts: int) -> int:
-    return next((size for size in SIZES if size >= drafts), SIZES[-1])
