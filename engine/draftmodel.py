@@ -70,7 +70,9 @@ class DraftModel:
                     known.tokens.append(token)
             rows = self._run(more)
         return [
-            Draft(tuple(drafts[at][0]), "model", tuple(drafts[at][1])) if at in drafts else NO_DRAFT
+            Draft(tuple(drafts[at][0]), ("model",) * len(drafts[at][0]), tuple(drafts[at][1]))
+            if at in drafts
+            else NO_DRAFT
             for at in range(len(asked))
         ]
 

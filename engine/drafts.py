@@ -20,20 +20,38 @@ _FIRST_WEIGHT, _MOST_WEIGHT = 4.0, 24.0  # of what was known before, in tokens s
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may come next. `kind` names how they were found: drafts of one kind stand about as often.
+    """Tokens that may come next. `kinds` names how each was found: those of one kind stand about as often, if those
+    before them do.
 
     `drawn_from`: ids and probabilities that each was drawn from; empty where drafts are certain of themselves
     """
 
     tokens: tuple[int, ...] = ()
-    kind: str = ""
+    kinds: tuple[str, ...] = ()
     drawn_from: tuple[tuple[Ids, Reals], ...] = ()
 
     def cut(self, count: int) -> Draft:
-        return Draft(self.tokens[:count], self.kind, self.drawn_from[:count])
+        return Draft(self.tokens[:count], self.kinds[:count], self.drawn_from[:count])
 
 
 NO_DRAFT = Draft()
+
+
+# By how much of the transcript's end they match; and how likely the next token is to stand, before anything is known.
+_MATCHES = {10: "lookup-10", 5: "lookup-5", 3: "lookup-3", 2: "lookup-2", 1: "lookup-1"}
+PRIORS = {
+    "grammar": 0.9,
+    "lookup-10": 0.85,
+    "lookup-5": 0.7,
+    "lookup-3": 0.5,
+    "lookup-2": 0.3,
+    "lookup-1": 0.1,
+    "model": 0.6,
+}
+
+
+def _kind(matched: int) -> str:
+    return next(kind for least, kind in _MATCHES.items() if matched >= least)
 
 
 class PromptLookup:
@@ -71,24 +89,7 @@ class PromptLookup:
         after = ids[at + 1 : at + 1 + most].tolist()
         while len(after) < most:  # it repeats itself: the draft goes on as it began
             after += after[: most - len(after)]
-        return Draft(tuple(after), _kind(matched))
-
-
-# By how much of the transcript's end they match; and how likely the next token is to stand, before anything is known.
-_MATCHES = {10: "lookup-10", 5: "lookup-5", 3: "lookup-3", 2: "lookup-2", 1: "lookup-1"}
-PRIORS = {
-    "grammar": 0.9,
-    "lookup-10": 0.85,
-    "lookup-5": 0.7,
-    "lookup-3": 0.5,
-    "lookup-2": 0.3,
-    "lookup-1": 0.1,
-    "model": 0.6,
-}
-
-
-def _kind(matched: int) -> str:
-    return next(kind for least, kind in _MATCHES.items() if matched >= least)
+        return Draft(tuple(after), tuple(_kind(matched + more) for more in range(most)))
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from engine.worth import MOST_ROWS, Worth
 MOST_DRAFTS = 15  # of one request in a step
 MOST_MODELLED = 6  # of those that a model makes, each of which is a step of it
 _ENGINE_WEIGHT = 200.0
-Found = tuple[Draft, float]  # and how likely each token of it is to stand
+Found = tuple[Draft, list[float]]  # and how likely each token of it is to stand, those before it included
 
 
 @dataclass
@@ -66,7 +68,7 @@ class Speculator:
         asked = [lives[work.request.spec.request_id] for work in plan.work]
         found = self._modelled(asked, [self._found(live) for live in asked], set(lives))
         chances = sorted(
-            ((share ** (n + 1), at) for at, (draft, share) in enumerate(found) for n in range(len(draft.tokens))),
+            ((chance, at) for at, (_, own) in enumerate(found) for chance in own),
             reverse=True,
         )
         count = len(chances) if self.always else self._worth.choose(len(plan.work), [one for one, _ in chances])
@@ -95,8 +97,8 @@ class Speculator:
             counted.accepted += accepted
         totals.tokens += accepted + 1
         totals.saved_s += (accepted + 1) * self._worth.base_s(requests) / requests
-        for stood in [True] * accepted + [False] * (accepted < len(draft.tokens)):
-            self._learn(live, draft.kind, stood)
+        for index, kind in enumerate(draft.kinds[: accepted + 1]):
+            self._learn(live, kind, index < accepted)
 
     def told(self, live: Live, token: int) -> None:
         """A token was drawn without a draft: what would have been drafted is learnt from all the same."""
@@ -114,13 +116,18 @@ class Speculator:
         request = live.request
         most = min(MOST_DRAFTS, request.limit - len(request.tokens) - 1)
         if request.spec.speculation is Speculation.OFF or most < 1:
-            return NO_DRAFT, 0.0
+            return NO_DRAFT, []
         draft = self._draft(live, most)
         if not draft.tokens:
             live.drafting.unverified = None
-            return NO_DRAFT, 0.0
-        live.drafting.unverified = (draft.kind, draft.tokens[0])
-        return draft, live.drafting.record(draft.kind, self._records[draft.kind].share).share
+            return NO_DRAFT, []
+        live.drafting.unverified = (draft.kinds[0], draft.tokens[0])
+        return draft, self._chances(live, draft.kinds)
+
+    def _chances(self, live: Live, kinds: Sequence[str]) -> list[float]:
+        """How likely each token of a draft is to stand, those before it included."""
+        shares = (live.drafting.record(kind, self._records[kind].share).share for kind in kinds)
+        return list(itertools.accumulate(shares, operator.mul))
 
     def _modelled(self, asked: list[Live], found: list[Found], running: set[str]) -> list[Found]:
         """With drafts of the model for those who have none, or one that is less likely to stand."""
@@ -128,21 +135,20 @@ class Speculator:
         if model is None:
             return found
         model.keep(running)
-        shares = [live.drafting.record("model", self._records["model"].share).share for live in asked]
-        mosts = [
-            min(MOST_MODELLED, live.request.limit - len(live.request.tokens) - 1)
-            if live.request.spec.speculation is not Speculation.OFF and shares[at] > found[at][1]
-            else 0
-            for at, live in enumerate(asked)
-        ]
-        chances = sorted((shares[at] ** (n + 1) for at, most in enumerate(mosts) for n in range(most)), reverse=True)
+        likely = []
+        for live, (_, others) in zip(asked, found, strict=True):
+            most = min(MOST_MODELLED, live.request.limit - len(live.request.tokens) - 1)
+            own = self._chances(live, ["model"] * max(0, most))
+            better = own and own[0] > (others[0] if others else 0.0)
+            likely.append(own if better and live.request.spec.speculation is not Speculation.OFF else [])
+        chances = sorted((chance for own in likely for chance in own), reverse=True)
         count = len(chances) if self.always else self._worth.choose(len(asked), chances, model.step_s)
         least = chances[count - 1] if count else 2.0
-        wanted = [sum(shares[at] ** (n + 1) >= least for n in range(most)) for at, most in enumerate(mosts)]
-        drafts = model.propose([(live, most) for live, most in zip(asked, wanted, strict=True)])
-        for at, draft in enumerate(drafts):
+        wanted = [(live, sum(chance >= least for chance in own)) for live, own in zip(asked, likely, strict=True)]
+        for at, draft in enumerate(model.propose(wanted)):
             if draft.tokens:
-                found[at] = self._allowed(asked[at], draft), shares[at]
+                kept = self._allowed(asked[at], draft)
+                found[at] = kept, likely[at][: len(kept.tokens)]
         return found
 
     def _allowed(self, live: Live, draft: Draft) -> Draft:
@@ -154,7 +160,7 @@ class Speculator:
 
     def _draft(self, live: Live, most: int) -> Draft:
         if live.constraint is not None and (forced := live.constraint.forced()):
-            return Draft(tuple(forced[:most]), "grammar")
+            return Draft(tuple(forced[:most]), ("grammar",) * min(most, len(forced)))
         live.drafting.lookup.follow(live.request.tokens)
         draft = live.drafting.lookup.propose(most)
         return draft.cut(live.constraint.valid(draft.tokens)) if live.constraint is not None else draft
