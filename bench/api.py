@@ -3,11 +3,11 @@
     python -m bench.api --evidence DIR
 
 Rounds take turns: in one nobody follows, in the next every session is followed by as many streams as it takes for five
-hundred. In each round new sessions get a message at once, and think; the token rate is what they sampled over the time
-from the first token that was written to the last. Followers are a process of its own at the lowest priority, since
-they stand for machines elsewhere; what the API does for them counts. Each follower must be given every event of its
-session's log once: what the log holds is read afterwards. `rps` is of GET /v1/sessions/ID, eight at once, on a stack
-that rests.
+hundred. In each round new sessions get a message at once, after their followers have come, and think; the token rate is
+what they sampled over the time from the first token that was written to the last. Followers are a process of its own at
+the lowest priority, since they stand for machines elsewhere; what the API does for them counts. Each follower must be
+given every event of its session's log once: what the log holds is read afterwards. `rps` is of GET /v1/sessions/ID,
+eight at once, on a stack that rests.
 
 `--sabotage` must turn a figure red: `lose` has followers that come back with a cursor one too far, `alter` makes the
 evidence look better than it was.

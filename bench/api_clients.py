@@ -31,6 +31,7 @@ class Follower:
     rng: random.Random
     slow: bool
     lose: bool = False  # sabotage: comes back with a cursor one too far
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
     ids: list[int] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
     drops: int = 0
@@ -59,6 +60,7 @@ class Follower:
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head.split(b"\r\n", 1)[0]:
             raise ConnectionError(head[:100])
+        self.connected.set()
         rest = b""
         while True:
             size = int(await reader.readuntil(b"\r\n"), 16)
@@ -95,8 +97,10 @@ async def follow_all(url: str, key: str, plan: dict[str, Any]) -> list[dict[str,
         for number, session_id in enumerate(one for one in plan["sessions"] for _ in range(plan["each"]))
     ]
     tasks = [asyncio.create_task(one.follow(address.hostname, address.port, key)) for one in followers]
-    print(json.dumps({"ready": len(tasks)}), flush=True)
     async with asyncio.timeout(_PATIENCE_S):
+        for one in followers:
+            await one.connected.wait()
+        print(json.dumps({"ready": len(tasks)}), flush=True)
         await asyncio.gather(*tasks)
     return [
         {

@@ -19,7 +19,7 @@ from runtime import delivery, kv_audit, schedules, webhooks
 from runtime.draining import Drain
 from runtime.engines import EngineLink
 from runtime.kv_log import drain_forever
-from runtime.process import announce_ready, connect_temporal, run, start_logging, until_stopped
+from runtime.process import announce_ready, connect_temporal, run, settle, start_logging, until_stopped
 from runtime.sealing import Sealer
 from runtime.settings import Settings
 from runtime.steps import Services, Steps
@@ -101,6 +101,7 @@ async def serve(settings: Settings) -> None:
             _sweep_forever(db, settings.retention_days),
         ):
             async with services.pool, serving(client, services):
+                settle()
                 announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)
                 await until_stopped()
                 await drain.on_the_way_out()

@@ -13,7 +13,7 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from runtime.process import announce_ready, connect_temporal, run, until_stopped
+from runtime.process import announce_ready, connect_temporal, run, settle, until_stopped
 from runtime.release import DEPLOYMENT, build_id
 from runtime.settings import Settings
 from workflows.contract import SESSIONS_QUEUE
@@ -47,6 +47,7 @@ def make_worker(client: Client, **options: Any) -> Worker:
 async def serve(settings: Settings) -> None:
     client = await connect_temporal(settings)
     async with make_worker(client):
+        settle()
         announce_ready(build=build_id())
         await until_stopped()
 

@@ -8,7 +8,7 @@ import uvicorn
 
 from runtime.api.app import make_app
 from runtime.errors import StartupError
-from runtime.process import refuse, start_logging
+from runtime.process import refuse, settle, start_logging
 from runtime.settings import Settings
 
 NICE = 5  # beside an engine, tokens come first: who reads them can wait for a moment
@@ -22,6 +22,7 @@ def main() -> None:
         app = make_app(settings)
     except StartupError as error:
         refuse(error)
+    settle()
     uvicorn.run(
         app,
         host=settings.api_host,

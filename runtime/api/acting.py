@@ -22,7 +22,7 @@ _PREFIX: Final = "/v1/admin/"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def acting(request: Request, caller: Admin) -> Act:
+async def acting(request: Request, caller: Admin) -> Act:
     """For a route that notes by itself what it did, in its own transaction; only its refusals are noted for it."""
     request.state.noted = True
     return Act(caller.tenant_id, caller.key_id, action_of(request.scope), request_id())

@@ -243,9 +243,9 @@ async def _outcome(
     """Once it is done, or as it stands then. Raises what it was refused with."""
     session_id, command_id, verb = accepted
     deadline = time.monotonic() + (WITHIN_S if wait_s is None else wait_s)
-    with request.app.state.hub.following(session_id) as (_, woken):
+    with request.app.state.hub.following(session_id) as (_, reader):
         while True:
-            woken.clear()  # before the read: whatever it does not see yet wakes
+            reader.woken.clear()  # before the read: whatever it does not see yet wakes
             found = await alterations.outcome(db, session_id, command_id)
             assert found is not None
             if found.state == "accepted":
@@ -254,7 +254,7 @@ async def _outcome(
             if found.state != "accepted" or left_s <= 0:
                 break
             try:
-                await asyncio.wait_for(woken.wait(), min(left_s, LOOK_EVERY_S))
+                await asyncio.wait_for(reader.woken.wait(), min(left_s, LOOK_EVERY_S))
             except TimeoutError:
                 continue
     if found.state == "accepted":

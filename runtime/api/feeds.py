@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,10 @@ log = logging.getLogger(__name__)
 
 PAGE = 500
 KEPT_BYTES = 256 * 1024  # of a feed's frames
-GATHER_S = 0.01  # between two reads of what was notified: what commits meanwhile is read with one query
+# Between two reads of what was notified: what commits meanwhile is read with one query. Where a read and telling of it
+# take long, for there is much to do, the time between is ten times as long, so that tokens are made rather than told.
+GATHER_S, GATHER_RATIO, GATHER_MOST_S = 0.01, 10, 0.1
+QUIET_S = 5.0  # a reader that was told nothing for so long looks for itself: the net below a lost notification
 LAST = frozenset({"session.cancelled", "session.completed"})
 
 
@@ -37,12 +41,32 @@ class Frame:
         return cls(event.position, text.encode(), event.type in LAST)
 
 
+class Reader:
+    """One that follows a session. `woken` is set when there may be more for it, and `look` when it should not trust
+    that nothing was said."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+        self.look = True
+        self._told = False
+
+    def was_told(self) -> None:
+        self._told = True
+
+    def tick(self) -> None:
+        """What is called every QUIET_S."""
+        if not self._told:
+            self.look = True
+            self.woken.set()
+        self._told = False
+
+
 class Feed:
     """The newest frames of one session, without a gap: what came after `since`, up to KEPT_BYTES of it."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        self.readers: set[asyncio.Event] = set()
+        self.readers: set[Reader] = set()
         self.ended = False  # nothing comes after the frames that are here
         self.since: int | None = None  # None: nobody has looked yet
         self._frames: collections.deque[Frame] = collections.deque()
@@ -54,8 +78,8 @@ class Feed:
         return self._frames[-1].position if self._frames else self.since or 0
 
     def wake(self) -> None:
-        for woken in self.readers:
-            woken.set()
+        for reader in self.readers:
+            reader.woken.set()
 
     async def look(self, db: Database, position: int) -> None:
         """Read the table for what comes after a position and after what is here."""
@@ -109,16 +133,16 @@ class Hub:
         self._any = asyncio.Event()
 
     @contextlib.contextmanager
-    def following(self, session_id: str) -> Iterator[tuple[Feed, asyncio.Event]]:
-        """The session's feed, and what is set when there may be more of it."""
+    def following(self, session_id: str) -> Iterator[tuple[Feed, Reader]]:
+        """The session's feed, and a reader of it that is told when there may be more."""
         feed = self._feeds.setdefault(session_id, Feed(session_id))
-        woken = asyncio.Event()
-        feed.readers.add(woken)
+        reader = Reader()
+        feed.readers.add(reader)
         self.counts.streams_open += 1
         try:
-            yield feed, woken
+            yield feed, reader
         finally:
-            feed.readers.discard(woken)
+            feed.readers.discard(reader)
             self.counts.streams_open -= 1
             if not feed.readers and self._feeds.get(session_id) is feed:
                 del self._feeds[session_id]
@@ -128,6 +152,7 @@ class Hub:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_forever())
             group.create_task(self._read_forever())
+            group.create_task(self._tick_forever())
 
     async def _listen_forever(self) -> None:
         while True:
@@ -151,10 +176,18 @@ class Hub:
             self._notified.add(str(session_id))
             self._any.set()
 
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(QUIET_S)
+            for feed in list(self._feeds.values()):
+                for reader in feed.readers:
+                    reader.tick()
+
     async def _read_forever(self) -> None:
         while True:
             await self._any.wait()
             self._any.clear()
+            began = time.monotonic()
             names, self._notified = self._notified, set()
             known = [feed for name in names if (feed := self._feeds.get(name))]
             for feed in known:
@@ -172,4 +205,5 @@ class Hub:
                 feed.wake()
                 if len(page) == PAGE:
                     self._on_notify(None, 0, CHANNEL, feed.session_id)
-            await asyncio.sleep(GATHER_S)
+            await asyncio.sleep(0)  # those who were woken tell what there is
+            await asyncio.sleep(min(max(GATHER_S, GATHER_RATIO * (time.monotonic() - began)), GATHER_MOST_S))

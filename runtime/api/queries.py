@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from runtime.errors import InvalidRequest
 
 
-def only_known(request: Request) -> None:
+async def only_known(request: Request) -> None:
     """A dependency of every route. Raises InvalidRequest (unknown_parameter)."""
     route = request.scope.get("route")
     if not isinstance(route, APIRoute):

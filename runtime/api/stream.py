@@ -5,7 +5,6 @@ All who follow a session share one feed. Who is behind what it keeps reads the t
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -14,26 +13,26 @@ from runtime.store import Database, keys
 from runtime.store.events import told
 
 BEHIND = 100  # events at a time of who reads the table for itself; each waits in memory until it is taken
-POLL_S = 5.0  # the net below a lost notification
 KEY_EVERY_S = 30.0  # a stream outlives its key by no more
-KEEP_ALIVE = ": keep-alive\n"
+KEEP_ALIVE = b": keep-alive\n"
 
 
 async def sse(hub: Hub, db: Database, session_id: str, after: int, key_id: str) -> AsyncIterator[bytes]:
     """Every frame after a position, in order, then new ones as they commit, until the session ends, or the key does
     that it was asked with. Only events of the log carry an id, so that a cursor never skips one. `after` is no position
     that is still to come."""
-    look, asked_at = True, time.monotonic()
-    with hub.following(session_id) as (feed, woken):
+    asked_at = time.monotonic()
+    with hub.following(session_id) as (feed, reader):
         while True:
             if time.monotonic() - asked_at >= KEY_EVERY_S:
                 if not await keys.works(db, key_id):
                     return
                 asked_at = time.monotonic()
-            woken.clear()  # before the read: whatever it does not see yet wakes
-            if look:
+            reader.woken.clear()  # before the read: whatever it does not see yet wakes
+            looked, reader.look = reader.look, False
+            if looked:
                 await feed.look(db, after)
-            look, frames = False, feed.after(after)
+            frames = feed.after(after)
             if frames is None:
                 page = (await told(db, {session_id: after}, BEHIND))[session_id]
                 frames = [Frame.of(event) for event in page]
@@ -41,6 +40,7 @@ async def sse(hub: Hub, db: Database, session_id: str, after: int, key_id: str) 
                 if not frames:  # its record was removed
                     return
             if frames:
+                reader.was_told()
                 after = frames[-1].position
                 last = next((no for no, frame in enumerate(frames, 1) if frame.last), None)
                 hub.counts.frames += last or len(frames)
@@ -49,11 +49,7 @@ async def sse(hub: Hub, db: Database, session_id: str, after: int, key_id: str) 
                     return
             elif feed.ended:
                 return
-            if after < feed.end:
-                continue
-            try:
-                async with asyncio.timeout(POLL_S):
-                    await woken.wait()
-            except TimeoutError:
-                look = True
-                yield KEEP_ALIVE.encode()
+            elif looked:
+                yield KEEP_ALIVE
+            if after >= feed.end:
+                await reader.woken.wait()

@@ -26,11 +26,11 @@ async def told(house, session: str, content: str, **more) -> None:
 
 async def until(house, session: str, *states: str) -> dict:
     while True:
-        with house.app.state.hub.following(session) as (_, woken):
+        with house.app.state.hub.following(session) as (_, reader):
             info = (await house.client.get(f"/v1/sessions/{session}")).json()
             if info["state"] in states:
                 return info
-            await asyncio.wait_for(woken.wait(), 30)
+            await asyncio.wait_for(reader.woken.wait(), 30)
 
 
 async def tokens(house, session: str) -> list[int]:
@@ -70,11 +70,11 @@ async def command(house, session: str, verb: str, **body) -> None:
 async def thinking(house, session: str, content: str) -> None:
     """In the middle of a think, with tokens that are durable."""
     said = "SELECT 1 FROM events WHERE session_id = $1 AND type = 'model.delta' LIMIT 1"
-    with house.app.state.hub.following(session) as (_, woken):
+    with house.app.state.hub.following(session) as (_, reader):
         await told(house, session, content)
         while not await house.db.fetch(said, session):
-            woken.clear()
-            await asyncio.wait_for(woken.wait(), 30)
+            reader.woken.clear()
+            await asyncio.wait_for(reader.woken.wait(), 30)
 
 
 async def paused_in_a_think(house, session: str, content: str) -> None:

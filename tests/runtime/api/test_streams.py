@@ -95,13 +95,13 @@ async def test_only_events_of_the_log_carry_an_id_and_a_control_frame_moves_no_c
     async with http.stream("GET", f"/v1/sessions/{session_id}/events/stream") as response:
         lines = response.aiter_lines()
         seen = [await anext(lines)]
-        while seen[-1] != stream.KEEP_ALIVE.strip():  # it comes when nothing else does
+        while seen[-1] != stream.KEEP_ALIVE.decode().strip():  # it comes when nothing else does
             seen.append(await anext(lines))
         await ended(db, session_id)
         seen += [line async for line in lines]
     ids = [int(line[4:]) for line in seen if line.startswith("id: ")]
     assert ids == await log_of(http, session_id)
-    around = seen.index(stream.KEEP_ALIVE.strip())
+    around = seen.index(stream.KEEP_ALIVE.decode().strip())
     assert seen[around - 1] == ""  # between frames, and nothing but a comment: no id, no empty event
     assert not [line for line in seen if line.startswith(("id:", "data:")) and line.strip() in ("id:", "data:")]
 

@@ -227,6 +227,8 @@ async def test_two_that_send_the_same_delivery_count_one_try(post: Post) -> None
 async def test_a_receiver_whose_answer_never_ends_fails_the_try_and_not_the_sender(
     post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    left = asyncio.Event()
+
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             writer.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
@@ -234,6 +236,8 @@ async def test_a_receiver_whose_answer_never_ends_fails_the_try_and_not_the_send
                 writer.write(b"y")
                 await writer.drain()
                 await asyncio.sleep(0.02)  # never silent for long
+        writer.close()
+        left.set()
 
     monkeypatch.setattr(sending, "WHOLE_S", 0.3)
     async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
@@ -243,5 +247,6 @@ async def test_a_receiver_whose_answer_never_ends_fails_the_try_and_not_the_send
         await slow.webhook("session.created")
         await Story(post.db).placed()
         assert await slow.send() > 0
+        await left.wait()  # it hears that the sender has gone
     [row] = await post.rows()
     assert (row["state"], row["attempts"], row["last_error"]) == ("pending", 1, "it did not answer within 0.3 seconds")
