@@ -51,7 +51,7 @@ from engine.tokens import ChatFormat, load_chat_format
 from runtime.cli import ensure_model
 from runtime.settings import Settings
 
-_FREE_TOKENS = 96
+_FREE_TOKENS = 64
 _LEAST_TOKENS = 12  # of a think that is timed
 _SOURCES = ("engine/pages.py", "engine/scheduler.py", "kvtier/policy", "workflows/states.py", "engine/core.py")
 

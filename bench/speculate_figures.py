@@ -15,13 +15,14 @@ LONG_OUTPUT = 512  # tokens
 
 
 def figures(lines: list[Line], sealed: bool = True) -> dict[str, Any]:
-    """speedup_median: of thinks alone that come after a long output of a tool, decoding time without drafts over that
-    with; speedup_all: of all thinks alone; worst: of whole sessions, in any batch; accepted: of what was drafted;
-    tokens_equal: everything that was said with drafts was said without."""
+    """speedup_median: of sessions alone in which a tool said much, decoding time without drafts over that with, of what
+    is said after that; speedup_thinks: of single thinks; speedup_total: of all together; worst: of whole sessions, in
+    any batch; accepted: of what was drafted; tokens_equal: all that was said with drafts was said without."""
     thinks = only(lines, "think")
     strata = [_stratum(thinks, batch, at) for batch in sorted({one["batch"] for one in thinks}) for at in CONTEXTS]
     alone = [one for one in thinks if one["batch"] == 1]
-    behind_long = _ratios([one for one in alone if one["longest_output"] >= LONG_OUTPUT])
+    behind_long = [one for one in alone if one["longest_output"] >= LONG_OUTPUT]
+    replays = [_whole([one for one in behind_long if one["session"] == name]) for name in _names(behind_long)]
     ratios = _ratios(alone)
     sessions = [
         _whole([one for one in thinks if one["batch"] == batch and (batch > 1 or one["session"] == name)])
@@ -30,8 +31,9 @@ def figures(lines: list[Line], sealed: bool = True) -> dict[str, Any]:
     drafted = sum(one["drafted"] for one in thinks)
     return {
         "bench": "speculate",
-        "speedup_median": round(statistics.median(behind_long), 3) if behind_long else None,
-        "speedup_all": round(statistics.median(ratios), 3) if ratios else None,
+        "speedup_median": round(statistics.median(replays), 3) if replays else None,
+        "speedup_thinks": round(statistics.median(ratios), 3) if ratios else None,
+        "speedup_total": round(_whole(alone), 3) if alone else None,
         "worst": round(min(sessions), 3) if sessions else None,
         "accepted": round(sum(one["accepted"] for one in thinks) / drafted, 3) if drafted else None,
         "tokens_equal": _equal(lines),
@@ -67,7 +69,8 @@ def report(lines: Sequence[Line], figure: dict[str, Any]) -> list[str]:
             f"{one['batch']:>5} {one['context']:>8} {one['thinks']:>6} {one['accepted']!s:>8}"
             f" {one['tokens_per_step']!s:>11} {one['speedup']:>6}"
         )
-    told.append(f"median {figure['speedup_median']} after long outputs, {figure['speedup_all']} of all")
+    told.append(f"sessions with long outputs {figure['speedup_median']}, in all {figure['speedup_total']}")
+    told.append(f"single thinks {figure['speedup_thinks']}")
     told.append(f"worst session {figure['worst']}, tokens {'equal' if figure['tokens_equal'] else 'DIFFER'}")
     return told + misses(figure)
 
@@ -98,6 +101,10 @@ def _ratios(thinks: Iterable[Line]) -> list[float]:
         key = (one["batch"], one["group"], one["session"], one["turn"])
         seconds.setdefault(key, {})[one["mode"]] = one["seconds"]
     return [pair["plain"] / pair["drafts"] for pair in seconds.values()]
+
+
+def _names(thinks: Iterable[Line]) -> list[str]:
+    return sorted({one["session"] for one in thinks})
 
 
 def _whole(thinks: Iterable[Line]) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MARGIN = 1.03
+MARGIN = 1.06
 MOST_ROWS = 64  # of drafts, in a step
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LEAST_SEEN = 4  # steps without drafts before the first with them

@@ -113,7 +113,7 @@ def unlikely(seen: np.ndarray, meant: np.ndarray) -> tuple[float, int] | None:
 def test_the_ratio_rule_draws_from_the_distribution_of_the_model() -> None:
     """Second tokens, for which there is a draft whatever the first is, over many seeds: chi-square against what the
     model says after the first."""
-    draws = 2500
+    draws = 1500
     prompt = [*(token for first in range(VOCAB - 1) for token in (5, first, 9)), 5]
     stepped = engine(always=True, blocks=128)
     seen, meant = np.zeros(VOCAB), np.zeros(VOCAB)
@@ -191,7 +191,7 @@ def test_a_model_that_drafts_gives_its_pages_back() -> None:
 
 def test_by_ratio_drafts_of_a_model_leave_the_distribution_as_it_is() -> None:
     """Third tokens, after a draft from another distribution: chi-square against what the model says."""
-    draws = 1500
+    draws = 800
     stepped = engine(always=True, blocks=64, drafts=Mistaken(64))
     seen, meant = np.zeros(VOCAB), np.zeros(VOCAB)
     for seed in range(draws):
