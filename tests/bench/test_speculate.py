@@ -16,10 +16,8 @@ from tests.engine.conftest import MODELS, model_path
 
 
 def think(mode: str, seconds: float, **changed: Any) -> dict[str, Any]:
-    line = {
-        **{"kind": "think", "batch": 1, "group": 0, "session": "a", "turn": 0, "mode": mode, "context": 2500},
-        **{"longest_output": 900, "tokens": 50, "seconds": seconds, "drafted": 0, "accepted": 0, "said": "x"},
-    }
+    line = {"kind": "think", "batch": 1, "group": 0, "session": "a", "turn": 0, "mode": mode, "context": 2500}
+    line |= {"longest_output": 900, "tokens": 50, "seconds": seconds, "drafted": 0, "accepted": 0, "said": "x"}
     return {**line, **({"drafted": 40, "accepted": 30} if mode == "drafts" else {}), **changed}
 
 

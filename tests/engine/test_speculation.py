@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from engine.drafts import PromptLookup
+from engine.backends.face import Wish
+from engine.drafts import Draft, PromptLookup
+from engine.drawing import by_ratio
 from engine.live import Guides
 from engine.request import parse_generate
-from engine.sampler import sample
+from engine.sampler import distribution, sample
 from engine.sampling import Sampling, Speculation
 from engine.worth import PROBE_EVERY, Worth
 from tests.engine.fakes import VOCAB
 from tests.engine.options import Mistaken, Repeating, drawn_sampling, engine, prompt_of
+from tests.engine.stepped import Stepped
 
 REQUESTS = 40
 
@@ -110,24 +114,42 @@ def unlikely(seen: np.ndarray, meant: np.ndarray) -> tuple[float, int] | None:
     return None if statistic < degrees + 5 * np.sqrt(2 * degrees) + 10 else (statistic, degrees)
 
 
-def test_the_ratio_rule_draws_from_the_distribution_of_the_model() -> None:
-    """Second tokens, for which there is a draft whatever the first is, over many seeds: chi-square against what the
-    model says after the first."""
-    draws = 1500
-    prompt = [*(token for first in range(VOCAB - 1) for token in (5, first, 9)), 5]
-    stepped = engine(always=True, blocks=128)
+FEW = Sampling(temperature=1.5, top_k=5)  # so that each token is counted often
+
+
+def second_tokens(stepped: Stepped, prompt: list[int], draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """By the ratio rule over many seeds: how often each token was the second one, and how often it was to be."""
     seen, meant = np.zeros(VOCAB), np.zeros(VOCAB)
     for seed in range(draws):
-        sampling = Sampling(temperature=2.5, seed=seed)
+        sampling = replace(FEW, seed=seed)
         told = stepped.submit("s", prompt, 3, 0, sampling=sampling, speculation=Speculation.RATIO)
         stepped.settle()
-        weights = np.exp((Repeating(1)._answer(told.tokens[:1]) / 2.5).astype(np.float64))
-        meant += weights / weights.sum()
+        ids, shares = distribution(Repeating(1)._answer(told.tokens[:1]), FEW)
+        meant[ids] += shares
         seen[told.tokens[1]] += 1
+    return seen, meant
+
+
+def test_the_ratio_rule_draws_from_the_distribution_of_the_model() -> None:
+    """There is a draft, the likeliest token, whatever the first one is: a lookup finds it."""
+    firsts = distribution(Repeating(1)._answer([5]), FEW)[0].tolist()
+    prompt = [*(token for one in firsts for token in (5, one, int(np.argmax(Repeating(1)._answer([one]))))), 5]
+    stepped = engine(always=True)
+    assert unlikely(*second_tokens(stepped, prompt, 800)) is None
     totals = stepped.core.speculator.totals
-    assert totals.passes >= draws
-    assert 0.01 < totals.accepted / totals.drafted < 0.9
-    assert unlikely(seen, meant) is None
+    assert totals.passes >= 800
+    assert 0.1 < totals.accepted / totals.drafted < 0.9
+
+
+def test_by_ratio_a_draw_from_another_distribution_becomes_one_of_the_models() -> None:
+    p, q = np.array([0.4, 0.3, 0.15, 0.1, 0.05]), np.array([0.05, 0.1, 0.2, 0.3, 0.35])
+    logits, ids = np.log(p).astype(np.float32), np.arange(5)
+    drafts = np.random.default_rng(3).choice(5, 6000, p=q)
+    seen = np.zeros(5)
+    for seed, draft in enumerate(drafts.tolist()):
+        wish = Wish(Sampling(temperature=1.0, seed=seed), 3)
+        seen[by_ratio(logits, wish, Draft((draft,), ("model",), ((ids, q),)), 0)] += 1
+    assert unlikely(seen, 6000 * p) is None
 
 
 def test_by_ratio_greedy_is_greedy() -> None:
@@ -190,20 +212,10 @@ def test_a_model_that_drafts_gives_its_pages_back() -> None:
 
 
 def test_by_ratio_drafts_of_a_model_leave_the_distribution_as_it_is() -> None:
-    """Third tokens, after a draft from another distribution: chi-square against what the model says."""
-    draws = 800
-    stepped = engine(always=True, blocks=64, drafts=Mistaken(64))
-    seen, meant = np.zeros(VOCAB), np.zeros(VOCAB)
-    for seed in range(draws):
-        sampling = Sampling(temperature=2.5, seed=seed)
-        told = stepped.submit("s", [5, 9], 3, 0, sampling=sampling, speculation=Speculation.RATIO)
-        stepped.settle()
-        weights = np.exp((Repeating(1)._answer(told.tokens[:1]) / 2.5).astype(np.float64))
-        meant += weights / weights.sum()
-        seen[told.tokens[1]] += 1
+    stepped = engine(always=True, drafts=Mistaken(64))
+    assert unlikely(*second_tokens(stepped, [5, 9], 800)) is None
     totals = stepped.core.speculator.totals
     assert 0.1 < totals.accepted / totals.drafted < 0.95
-    assert unlikely(seen, meant) is None
 
 
 # -- drafts -----------------------------------------------------------------------------------------------------------
