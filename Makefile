@@ -42,6 +42,7 @@ bench: setup
 	$(BIN)/python -m bench.resume
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.eval
+	$(BIN)/python -m bench.capacity
 	$(BIN)/python -m bench.wake
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.speculate

@@ -9,6 +9,7 @@ EngineError
  │    └── TemplateError         the file's chat template cannot be used
  ├── BackendUnavailable         the backend that was asked for cannot be built, or cannot run the model here
  │    └── UnsupportedShape      a kernel does not support a shape that the model needs
+ ├── PlanError                  a model or a wish that nothing can be planned with; carries the `key` that is wrong
  ├── RequestError               the caller asked for something impossible; carries a stable `code`
  │    └── ToolSchemaError       a tool whose schema cannot become a grammar (code bad_grammar)
  └── EngineFault                ours
@@ -67,6 +68,14 @@ class BackendUnavailable(EngineError):
 
 class UnsupportedShape(BackendUnavailable):
     """A kernel does not support this shape; the message names the shape, what is supported and the setting."""
+
+
+class PlanError(EngineError):
+    """Nothing can be planned with this; `key` is what is wrong: of the model's config, or an option of the plan."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key = key
 
 
 class RequestError(EngineError):

@@ -6,14 +6,15 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from engine.capacity import PAGE_TOKENS, Group, KvHeads, QueryHeads, attention_group, latent_group, page_bytes
 from engine.errors import ModelFileError
 from engine.gguf import GgufFile
-from engine.precision import element_bytes
+from engine.precision import kept_in
 
-PAGE_SIZE = 16
+PAGE_SIZE = PAGE_TOKENS
 LATENT_NORM_EPS = 1e-6  # of MLA's latents, whatever a model's own is: so it is in DeepSeek's code and in transformers
 ARCHITECTURES = ("llama", "qwen2")
 _LIMITS = {"layers": 512, "heads": 1024, "kv_heads": 1024, "hidden": 1 << 20, "ffn": 1 << 22, "context": 1 << 24}
@@ -101,11 +102,21 @@ class ModelFacts:
 
         `precision` is the name of an `engine.precision.Precision`.
         """
-        rows = 1 if self.mla else 2 * self.kv_heads
-        return rows * self.layers * self.head_size * element_bytes(precision)
+        return page_bytes(self.groups, kept_in(precision), 1)
 
     def page_bytes(self, precision: str) -> int:
-        return PAGE_SIZE * self.kv_bytes_per_token(precision)
+        """A page has a row of every layer, of those with a window, too."""
+        return page_bytes(self.groups, kept_in(precision))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """What a page has of each layer, as `engine.capacity` counts it: rows for all of its tokens, windows or not."""
+        query, mla = QueryHeads(self.heads), self.mla
+        if mla is None:
+            one = attention_group(query, KvHeads(self.kv_heads), self.head_size, self.head_size)
+        else:
+            one = latent_group(query, mla.kv_rank, mla.rope_size, mla.nope_size, mla.value_size)
+        return (replace(one, layers=self.layers),)
 
 
 @dataclass(frozen=True)

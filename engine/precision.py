@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.capacity import KV_BYTES
+
 DTYPES = ("bf16", "fp32", "w4a8", "w4a16", "w8a16", "w8a8")
 KV_DTYPES = ("auto", "e4m3")
 QUANTISED = ("w4a16", "w8a16", "w8a8")  # made from bf16 weights as they are loaded onto a GPU
-_KV_BYTES = {"bf16": 2, "fp32": 4} | dict.fromkeys(("w4a8", *QUANTISED), 2)  # of a number of the KV
+_KV = {"bf16": "bf16", "fp32": "fp32"} | dict.fromkeys(("w4a8", *QUANTISED), "bf16")  # what pages are kept in
 _E4M3_KV = "+e4m3kv"
 
 
@@ -38,7 +40,13 @@ class Precision:
         return " and ".join(setting for setting in (weights, kv) if setting)
 
 
+def kept_in(precision: str) -> str:
+    """The numbers of the KV as `engine.capacity` calls them, by the precision's name. Raises KeyError for one that does
+    not exist."""
+    plain = _KV[precision.removesuffix(_E4M3_KV)]
+    return "fp8" if precision.endswith(_E4M3_KV) else plain
+
+
 def element_bytes(precision: str) -> int:
-    """Bytes of a number of the KV, by the precision's name. Raises KeyError for one that does not exist."""
-    kept = _KV_BYTES[precision.removesuffix(_E4M3_KV)]
-    return 1 if precision.endswith(_E4M3_KV) else kept
+    """Bytes of a number of the KV. Raises KeyError as `kept_in`."""
+    return KV_BYTES[kept_in(precision)]

@@ -26,6 +26,7 @@ from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
 from runtime.cli_listing import show
+from runtime.cli_plan import plan
 from runtime.cli_run import run
 from runtime.cli_schedules import schedules
 from runtime.cli_secrets import secrets
@@ -164,6 +165,7 @@ for command in (
     logs,
     node,
     nodes,
+    plan,
     reconcile,
     release,
     rewind,

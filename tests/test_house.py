@@ -30,7 +30,7 @@ def test_every_package_is_listed_in_the_distribution():
 
 
 @pytest.mark.parametrize(
-    "face", ["engine", "engine.tokens", "kvtier", "sandbox", "workflows", "tenuto", "runtime.store"]
+    "face", ["engine", "engine.capacity", "engine.tokens", "kvtier", "sandbox", "workflows", "tenuto", "runtime.store"]
 )
 def test_a_face_lists_what_it_exports_in_order_and_documents_itself(face):
     module = importlib.import_module(face)
@@ -42,7 +42,7 @@ def test_a_face_lists_what_it_exports_in_order_and_documents_itself(face):
 
 
 @pytest.mark.parametrize(
-    "module", ["runtime.api", "runtime.worker", "runtime.cli", "engine.tokens", "sandbox", "kvtier"]
+    "module", ["runtime.api", "runtime.worker", "runtime.cli", "engine.capacity", "engine.tokens", "sandbox", "kvtier"]
 )
 def test_torch_stays_in_the_engine_process(module):
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"

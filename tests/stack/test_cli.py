@@ -46,6 +46,7 @@ async def begin(stack: Stack, *argv: str) -> Process:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=PIPE,
         stderr=PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # whoever started us may ignore it
     )
 
 

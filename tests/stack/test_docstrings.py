@@ -17,6 +17,7 @@ _WITH_AN_EXAMPLE = {
     "tenuto",
     "Client",
     "Client.answer",
+    "Client.plan",
     "AsyncClient",
     "Sessions.create",
     "Session.run",

@@ -82,6 +82,37 @@ class AsyncClient:
         data: list[dict[str, Any]] = (await self.get("/v1/models"))["data"]
         return data
 
+    async def plan(self, *, config: Mapping[str, Any], device: str | None = None, **options: Any) -> dict[str, Any]:
+        """What a model needs and a device holds, by its config.json: memory, users per replica, speed, tiers.
+
+        `options`: `tp`, `context`, `users`, `kv_dtype` and the others of POST /v1/plan. Nothing is created. Raises
+        APIError (400), which says which key is wrong and what is legal.
+
+        ```python
+        import asyncio
+        import tenuto
+
+        config = {
+            "model_type": "qwen2",
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "vocab_size": 151936,
+            "max_position_embeddings": 32768,
+        }
+
+        async def main() -> None:
+            async with tenuto.AsyncClient() as client:
+                plan = await client.plan(config=config, device="l4", context=32_000)
+                print(plan["users_by_memory"], plan["kv_bytes_per_token"], plan["verdict"])
+
+        asyncio.run(main())
+        ```
+        """
+        return await self.post("/v1/plan", {"config": dict(config), "device": device, **options})
+
     async def questions(self, session_id: str | None = None) -> list[Question]:
         """What sessions wait for: approvals, unknown outcomes, results of the caller's own tools, budgets."""
         params = {"limit": 1000, **({"session": session_id} if session_id else {})}

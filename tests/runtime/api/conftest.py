@@ -77,8 +77,15 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def house(house_of_the_run: House) -> House:
+    """Its node beats only while tests of its loop run, so it does before each of them."""
+    await fleet.heartbeat(house_of_the_run.db, "n", "b")
+    return house_of_the_run
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def house(postgres_server: PostgresServer, temporal_address: str) -> AsyncIterator[House]:
+async def house_of_the_run(postgres_server: PostgresServer, temporal_address: str) -> AsyncIterator[House]:
     """The API with a worker and a node behind it, once for the run."""
     if reason := why_not():
         pytest.skip(reason)
