@@ -20,7 +20,7 @@ from engine.sampling import Sampling
 from engine.tokens import ToolSpec, load_chat_format
 from engine.wire import encode_frame, read_frame
 from tests.engine.conftest import MODELS, model_path, share_native
-from tests.engine.process import Process, engine, hear
+from tests.engine.process import Process, engine, hear, refusal
 from tests.engine.tiny import write_tiny
 
 PROMPT = [3 + (5 * i) % 250 for i in range(70)]
@@ -405,3 +405,29 @@ async def test_a_real_model_goes_on_after_sigkill_and_calls_its_tool(tmp_path: P
             assert [call.name for call in parsed.calls] == ["write_file"]
         else:
             assert (parsed.calls, parsed.complete) == ((), False)
+
+
+async def test_an_engine_with_drafts_says_what_one_without_says_and_counts_them(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    """Its draft model is itself: everything stands that the options let stand."""
+    options = Sampling(temperature=0.9, top_k=40, seed=3, frequency_penalty=0.2, logit_bias=((9, 1.5),))
+    said: dict[str, list[Any]] = {}
+    for name, started in {"drafts": {"draft_model": tiny_path}, "none": {"speculation": "off"}}.items():
+        root = tmp_path / name
+        root.mkdir()
+        async with engine(tiny_path, root, **started) as process, await EngineClient.connect(process.socket) as client:
+            heard = [await hear(client, f"s{n}", [*PROMPT, n], 60, sampling=options, logprobs=2) for n in range(3)]
+            stopped = await hear(client, "t", PROMPT, 60, sampling=options, stop=["\u00e9", "a", "e"])
+            said[name] = [*(one.tokens for one in heard), stopped.tokens, stopped.done and stopped.done.stop_text]
+            told = (await client.stats())["speculation"]
+            assert told["accepted"] <= told["drafted"]
+            assert name == "drafts" or not told["passes"]
+    assert said["drafts"] == said["none"]
+
+
+@pytest.mark.model
+async def test_a_draft_model_of_another_vocabulary_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    status, said = await refusal(tiny_path, tmp_path, draft_model=model_path(MODELS[0]))
+    assert status == 2
+    assert "has other tokens than" in said[-1]["error"]
