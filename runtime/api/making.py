@@ -12,6 +12,7 @@ from runtime.api.models import (
     ensure_image,
     ensure_it_fits,
     ensure_reachable,
+    ensure_tokens_exist,
     ensure_tools_work,
 )
 from runtime.api.problems import describe
@@ -27,6 +28,7 @@ async def ensure_possible(request: Request, db: Database, tenant: str, config: S
     InvalidRequest."""
     await ensure_image(request, db, config)
     await ensure_tools_work(config)
+    await ensure_answers_work(config)
     ensure_reachable(request, config)
     await ensure_secrets(db, tenant, config)
 
@@ -56,6 +58,6 @@ async def checked(request: Request, db: Database, tenant: str, wanted: Wanted) -
     except SandboxUsageError as error:
         raise InvalidRequest(f"files: {error}", param="files") from error
     await ensure_possible(request, db, tenant, config)
-    await ensure_answers_work(config, served)
+    ensure_tokens_exist(config, served)
     await ensure_it_fits(request, db, config, served)
     return config

@@ -115,14 +115,19 @@ async def ensure_tools_work(config: SessionConfig) -> None:
         await ensure_tools_work(child)
 
 
-async def ensure_answers_work(config: SessionConfig, model: Served) -> None:
-    """Raises InvalidRequest where no answer can have its form, or an option names a token that there is none of."""
-    if config.response_format is not None:
-        try:
-            form = await asyncio.to_thread(lambda: config.response_format.form if config.response_format else None)
-            await asyncio.to_thread(tool_grammar, tool_specs(config), "auto", form)
-        except ToolSchemaError as error:
-            raise InvalidRequest(f"response_format: {error}", param="response_format") from error
+async def ensure_answers_work(config: SessionConfig) -> None:
+    """Raises InvalidRequest where no answer can have its form."""
+    given = config.response_format
+    if given is None:
+        return
+    try:
+        await asyncio.to_thread(lambda: tool_grammar(tool_specs(config), "auto", given.form))
+    except ToolSchemaError as error:
+        raise InvalidRequest(f"response_format: {error}", param="response_format") from error
+
+
+def ensure_tokens_exist(config: SessionConfig, model: Served) -> None:
+    """Raises InvalidRequest where an option names a token that there is none of."""
     for token in config.sampling.logit_bias:
         if int(token) >= int(model.card["vocab_size"]):
             raise InvalidRequest(
