@@ -64,9 +64,10 @@ def run(
     Ends with 0 where the answer is final, 1 where the session failed, 2 where the command is wrong, 3 where the answer
     is incomplete or the session waits for a word, 130 after Ctrl-C, which ends the turn and keeps the session.
     """
+    said = {name: value for name, value in others.items() if value not in (None, ())}
     answers = made_of(others)
     given = {name: value for name, value in others.items() if value is not None}
-    _check(task, session_id, {**given, **answers}, tools, files, tool_choice, approve)
+    _check(task, session_id, said, tools, files, tool_choice, approve)
     given |= answers
     texts = _texts(files)
     with tenuto.Client() as client:
