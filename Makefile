@@ -45,6 +45,7 @@ bench: setup
 	$(BIN)/python -m bench.capacity
 	$(BIN)/python -m bench.wake
 	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench.speculate
 	$(BIN)/python -m bench.policy
 	$(BIN)/python -m bench.steps
 	$(BIN)/python -m bench.api

@@ -28,8 +28,8 @@ from engine.constraint import Constraint, Constraints
 from engine.errors import EngineError
 from engine.facts import PAGE_SIZE, ModelFacts
 from engine.precision import Precision
-from engine.request import Sampling
 from engine.sampler import sample
+from engine.sampling import Sampling
 from engine.tokens import load_chat_format
 from engine.weights import Weights
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from engine.client import Done, EngineClient, Tokens
-from engine.request import Sampling
+from engine.sampling import Sampling
 
 NEAR, FAR = 256, 1024
 NEW = 32

@@ -26,7 +26,7 @@ from bench.policy_calibrate import calibrated, samples, tokens_of
 from bench.policy_replay import compared, is_close
 from bench.served import served, tiered
 from engine.client import Done, EngineClient, Prefill, Tokens
-from engine.request import Sampling
+from engine.sampling import Sampling
 from runtime.cli import ensure_model
 from runtime.settings import Settings
 

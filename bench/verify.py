@@ -29,6 +29,7 @@ from bench import (
     replay_figures,
     resume,
     sandbox_figures,
+    speculate_figures,
     steps_figures,
     wake_figures,
 )
@@ -81,6 +82,7 @@ BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "faults.jsonl": _sealed(faults_figures),
     "sandbox.jsonl": _sealed(sandbox_figures),
     "steps.jsonl": _sealed(steps_figures),
+    "speculate.jsonl": _sealed(speculate_figures),
     "endurance.jsonl": _sealed(endurance),
     "gpu.jsonl": _sealed(gpu_figures),
     "kernels.jsonl": _sealed(kernel_gate),

@@ -23,7 +23,7 @@ from engine.errors import (
     UnknownModel,
     WeightsCacheError,
 )
-from engine.request import Sampling
+from engine.sampling import Logprob, Sampling, Speculation
 from engine.wire import ModelCard
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ __all__ = [
     "Event",
     "KvReceipt",
     "KvState",
+    "Logprob",
     "ModelCard",
     "ModelError",
     "ModelFileError",
@@ -60,6 +61,7 @@ __all__ = [
     "RequestError",
     "Resumed",
     "Sampling",
+    "Speculation",
     "TemplateError",
     "Tokens",
     "ToolSchemaError",

@@ -47,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         admission=options.kv_admission,
         compression=options.kv_compression,
         encrypted=options.kv_encryption == "on",
+        speculation=options.speculation,
+        draft_model=options.draft_model,
         weights_cache=options.weights_cache or options.model.parent / "cache",
     )
     try:
@@ -140,6 +142,10 @@ def _parser() -> argparse.ArgumentParser:
         default="measured",
         help="when a tier is used: where it is quicker than computing, by speeds measured at the start; or always",
     )
+    parser.add_argument(
+        "--speculation", choices=("auto", "off"), default="auto", help="verify drafts where it pays; changes no token"
+    )
+    parser.add_argument("--draft-model", type=Path, help="a smaller model of the same vocabulary, which drafts")
     parser.add_argument("--decision-log", type=Path, help="append every decision of the tier policy to this file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from engine.errors import EngineFault, EngineGone, RequestError
-from engine.request import Sampling
+from engine.sampling import Logprob, Sampling, Speculation
 from engine.wire import ModelCard, encode_frame, parse_address, read_frame
 
 _AUDIT_PARTS = 16
@@ -52,14 +52,20 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Tokens:
+    """`logprobs`: one for each of them, where they were asked for."""
+
     ids: tuple[int, ...]
+    logprobs: tuple[Logprob, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Done:
-    """finish_reason: stop (an eos is the last token), length, cancelled, or grammar (it could go no further).
+    """finish_reason: stop (an eos is the last token, or a stop text was found), length, cancelled, or grammar (it could
+    go no further).
 
-    kv_tokens, kv_keys: of the session's pages from now on, as in KvState."""
+    kv_tokens, kv_keys: of the session's pages from now on, as in KvState.
+    drafted, accepted: tokens that were guessed and verified, and those that stood.
+    replayable: the same request gives the same tokens; not where drafts were verified by the ratio rule."""
 
     finish_reason: str
     generated: int
@@ -68,6 +74,10 @@ class Done:
     decode_ms: float | None
     kv_tokens: int
     kv_keys: Sequence[str]
+    stop_text: str | None = None
+    drafted: int = 0
+    accepted: int = 0
+    replayable: bool = True
 
 
 @dataclass(frozen=True)
@@ -193,6 +203,9 @@ class EngineClient:
         salt: bytes = b"",
         known_tokens: int = 0,
         kv_source: str = "any",
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        speculation: Speculation = Speculation.AUTO,
     ) -> AsyncGenerator[Event, None]:
         """One Prefill, then Tokens as they come, then one Done; Preempted and Resumed may come between them. Leaving
         the iteration early cancels the generation.
@@ -200,6 +213,8 @@ class EngineClient:
         replay: trailing tokens of `token_ids` that belong to this same generation (it is being resumed).
         known_tokens: how many tokens of this session once had their KV computed; what is missing of them counts as
         recomputed.
+        stop: texts that end it. The tokens that complete one are the last that come.
+        logprobs: tell with each token how likely the model had it, and that many alternatives.
         """
         message = {
             "type": "generate",
@@ -208,17 +223,15 @@ class EngineClient:
             "epoch": epoch,
             "token_ids": list(token_ids),
             "max_tokens": max_tokens,
-            "sampling": {
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "seed": sampling.seed,
-            },
+            "sampling": sampling.as_message(),
             "grammar": grammar,
             "replay": replay,
             "salt": salt.hex(),
             "known_tokens": known_tokens,
             "kv_source": kv_source,
+            "stop": list(stop),
+            "logprobs": logprobs,
+            "speculation": speculation.value,
         }
         call_id, frames = self._open_call()
         ended = False
@@ -404,7 +417,8 @@ def _checked(frame: dict[str, Any]) -> dict[str, Any]:
 def _event(frame: dict[str, Any]) -> Event:
     kind = _checked(frame)["type"]
     if kind == "tokens":
-        return Tokens(tuple(frame["ids"]))
+        told = frame.get("logprobs")
+        return Tokens(tuple(frame["ids"]), None if told is None else tuple(map(Logprob.from_message, told)))
     shape = _EVENTS[kind]
     return shape(**{name: frame[name] for name in shape.__dataclass_fields__})
 

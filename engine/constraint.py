@@ -1,4 +1,4 @@
-"""Grammars at work: which tokens may come next."""
+"""Grammars at work: which tokens may come next; and texts that end a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.errors import RequestError
 from engine.sampler import Allowed
-from engine.tokens import Tokenizer, load_tokenizer
+from engine.tokens import StopText, Tokenizer, load_tokenizer
 from engine.tokens.grammar import MAX_GRAMMAR_CHARS
 
 KEPT = 32  # grammars
@@ -36,6 +36,19 @@ class Constraint:
     def accept(self, token: int) -> bool:
         return bool(self._matcher.consume_token(token))
 
+    def back(self, count: int) -> None:
+        """The last `count` tokens were not accepted."""
+        if count:
+            self._matcher.rollback(count)
+
+    def forced(self) -> list[int]:
+        """Tokens of the only text that may come next, as it is usually cut; none where there is a choice."""
+        return list(self._matcher.compute_ff_tokens())
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may come, one after the other."""
+        return int(self._matcher.validate_tokens(list(tokens))) if tokens else 0
+
 
 class Constraints:
     """Makes Constraints. The vocabulary's trie is built once, at the first grammar. Thread-safe."""
@@ -45,6 +58,7 @@ class Constraints:
         self._vocab = vocab
         self._lock = Lock()
         self._trie: Any = None
+        self._tokenizer: Tokenizer | None = None  # made twice at worst, by two threads at once
         # Matchers at the beginning of their grammar; a session asks for the same one at every think.
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
@@ -58,6 +72,15 @@ class Constraints:
             if not matcher.consume_token(token):
                 raise RequestError("bad_grammar", f"replayed token {index} (id {token}) does not fit the grammar")
         return Constraint(matcher, self._vocab)
+
+    def stop_text(self, stops: Sequence[str], replayed: Sequence[int] = ()) -> StopText:
+        """What finds these texts in a message that has begun with the replayed tokens. Raises RequestError
+        (bad_request) where they hold one already: that generation has ended."""
+        watch = StopText(self._known_tokenizer(), stops)
+        watch.push(replayed)
+        if watch.found is not None:
+            raise RequestError("bad_request", f"the replayed tokens end with the stop text {watch.found!r} already")
+        return watch
 
     def knows(self, grammar: str) -> bool:
         """Whether `build` has nothing to compile."""
@@ -92,8 +115,13 @@ class Constraints:
     def _vocabulary(self) -> Any:
         with self._lock:
             if self._trie is None:
-                self._trie = _trie(load_tokenizer(self._path), self._vocab)
+                self._trie = _trie(self._known_tokenizer(), self._vocab)
             return self._trie
+
+    def _known_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._path)
+        return self._tokenizer
 
 
 class _Vocabulary:

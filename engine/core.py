@@ -10,26 +10,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from engine.backends.face import Backend, CountsReplays, DrawsTokens, Logits, Tile, Wish
+from engine.backends.face import Backend, CountsReplays, Logits, Tile
 from engine.behind import WriteBehind
-from engine.constraint import Constraint
+from engine.drafts import NO_DRAFT, Draft
+from engine.drawing import Answer, HostAnswer, answers, token_of
 from engine.errors import EngineFault, RequestError
 from engine.integrity import check
-from engine.live import Live, Sink, done_frame, error_frame, tiles_of
+from engine.live import Guides, Live, Sink, done_frame, error_frame, tiles_of, token_frame
+from engine.logprobs import logprob_of
 from engine.metrics import Metrics
 from engine.observer import Computed, Observer
-from engine.request import GenerateSpec, Limits, Phase, Sampling, admit_spec
+from engine.request import GenerateSpec, Limits, Phase, admit_spec
 from engine.restores import Restores
-from engine.sampler import NOTHING_POSSIBLE, sample
-from engine.scheduler import Plan, Scheduler
+from engine.scheduler import Plan, Scheduler, Work
 from engine.spans import Spans, Step
+from engine.speculator import Speculator
 from engine.store import KvStore, salt_id
-
-Choice = Callable[[], int]  # the token; raises EngineFault
-_ANY = Wish(Sampling(), 0)  # of a row that is not drawn from
 
 
 class EngineCore:
@@ -44,6 +42,7 @@ class EngineCore:
         eos: tuple[int, ...],
         inbox: queue.SimpleQueue[Callable[[], object]],
         clock: Callable[[], float] = time.monotonic,
+        speculator: Speculator | None = None,
     ) -> None:
         self.store = store
         self.scheduler = scheduler
@@ -52,6 +51,7 @@ class EngineCore:
         self.spans = Spans()
         self.steps = 0
         self.fault: BaseException | None = None
+        self.speculator = speculator or Speculator(enabled=False)
         self.timers: list[Callable[[float], float | None]] = [
             store.lanes.overdue
         ]  # each gives the seconds until it is next due
@@ -90,7 +90,7 @@ class EngineCore:
 
     # -- commands (on the compute thread) -------------------------------------------------------------------------
 
-    def submit(self, spec: GenerateSpec, constraint: Constraint | None, sink: Sink) -> None:
+    def submit(self, spec: GenerateSpec, guides: Guides, sink: Sink) -> None:
         """Queue a generation. Raises RequestError; frames go to `sink` from here on."""
         request = admit_spec(spec, self.limits)
         if self.store.sessions.fence(spec.session, spec.epoch):
@@ -101,7 +101,7 @@ class EngineCore:
         request.root = self.store.root(spec.salt)
         self.store.sessions.open(spec.session, salt_id(spec.salt), request.root)
         now = self._clock()
-        self._live[spec.request_id] = Live(request, sink, constraint, submitted_s=now, queued_s=now)
+        self._live[spec.request_id] = Live(request, sink, guides, submitted_s=now, queued_s=now)
         request.left = self.store.left(request)
         self.scheduler.add(request)
         self._observer.submitted(spec.session)
@@ -219,31 +219,33 @@ class EngineCore:
             live.sink({"type": "preempted", "request_id": name, "pages": pages, "tokens": tokens})
 
     def _step(self, plan: Plan) -> None:
+        found_s = self._clock()
+        drafts = self.speculator.propose(plan, self._live, self.scheduler.spare_pages)
         tiles: list[Tile] = []
         begun_s, evicted, replays = self._clock(), self.store.counters.evicted_dirty, self._replays
-        for work in plan.work:
-            self.store.grow(work.request, work.start + work.count)
-            tiles += tiles_of(work)
-        wishes = [_wish(self._live[work.request.spec.request_id]) for work in plan.work if work.samples]
+        for work, draft in zip(plan.work, drafts, strict=True):
+            self.store.grow(work.request, work.start + work.count + len(draft.tokens))
+            tiles += tiles_of(work, draft.tokens)
+        sampled = [pair for pair in zip(plan.work, drafts, strict=True) if pair[0].samples]
+        asked = [(self._live[work.request.spec.request_id], draft) for work, draft in sampled]
         started_s = self._clock()
         if self.store.counters.evicted_dirty > evicted:
             self.spans.swapped(started_s - begun_s)
-        choices = iter(self._advance(tiles, wishes))
+        given = iter(answers(self._backend, tiles, asked))
         ended_s = self._clock()
-        step_s = ended_s - started_s
-        self._measure(plan, step_s)
-        graph = "none" if replays is None or plan.prefill else "missed" if self._replays == replays else "replayed"
+        step_s, drafted = ended_s - started_s, sum(len(draft.tokens) for draft in drafts)
+        self._measure(plan, step_s, drafted, started_s - found_s)
+        captured = replays is not None and not plan.prefill and not drafted
+        graph = "none" if not captured else "missed" if self._replays == replays else "replayed"
         self._span(plan, begun_s, step_s, graph)
         busy = False
-        for work in plan.work:
-            request = work.request
-            request.computed = work.start + work.count
-            self.store.filled(request, request.spec.salt)
-            live = self._live[request.spec.request_id]
-            live.waited.own_s += step_s  # looked at before the first token only
+        for work, draft in zip(plan.work, drafts, strict=True):
+            self._live[work.request.spec.request_id].waited.own_s += step_s  # looked at before the first token only
             if work.samples:
-                self._take(live, next(choices))
-            busy = busy or request.phase is Phase.RUNNING
+                self._settle(work, draft, next(given), len(plan.work))
+            else:
+                self._computed(work, 0)
+            busy = busy or work.request.phase is Phase.RUNNING
         if not plan.prefill and self.store.copies is not None:
             running = [live.request for live in self._live.values() if live.request.phase is Phase.RUNNING]
             begun_s = self._clock()
@@ -262,47 +264,70 @@ class EngineCore:
         """How many decode steps found what was recorded of them; None of a backend that records nothing."""
         return self._backend.replays if self._counts_replays else None  # type: ignore[attr-defined]
 
-    def _measure(self, plan: Plan, step_s: float) -> None:
+    def _measure(self, plan: Plan, step_s: float, drafts: int, found_s: float) -> None:
         self.steps += 1
-        self.scheduler.measured(plan, step_s)
+        if not drafts:
+            self.scheduler.measured(plan, step_s)
+        self.speculator.observe(plan, drafts, step_s, found_s)
         self.metrics.step_s.observe(step_s)
         if plan.decoding:
             self.metrics.batch.observe(plan.decoding)
         if plan.prefill:
             self.metrics.prefill_tokens.observe(plan.prefill)
+        if drafts:
+            self.metrics.draft_s.observe(found_s)
 
-    def _advance(self, tiles: list[Tile], wishes: list[Wish | None]) -> list[Choice | None]:
-        """Run a step. How each wish comes to its token."""
-        if isinstance(self._backend, DrawsTokens):
-            drawn = self._backend.draw(tiles, [wish or _ANY for wish in wishes])
-            return [partial(_drawn, token) if wish else None for wish, token in zip(wishes, drawn, strict=True)]
-        rows = [row for row in self._backend.forward(tiles) if row is not None]
-        return [_choice(wish, row) for wish, row in zip(wishes, rows, strict=True)]
+    def _computed(self, work: Work, accepted: int) -> None:
+        """The work is done, and so many drafts behind it stand: what does not stand is written over."""
+        work.request.computed = work.start + work.count + accepted
+        self.store.filled(work.request, work.request.spec.salt)
+
+    def _settle(self, work: Work, draft: Draft, answer: Answer, requests: int) -> None:
+        """Take tokens as long as drafts stand, and the one after them: as many steps, each after the other."""
+        live = self._live[work.request.spec.request_id]
+        accepted = 0
+        while True:
+            self._computed(work, accepted)
+            token = self._take(live, answer, accepted, draft)
+            if accepted == len(draft.tokens) or token != draft.tokens[accepted]:
+                break
+            accepted += 1
+            if live.request.phase is not Phase.RUNNING:
+                break
+        if draft.tokens:
+            self.speculator.verified(live, draft, accepted, requests)
+            self.metrics.verified_tokens.observe(accepted + 1)
+        elif token is not None:
+            self.speculator.told(live, token)
 
     def _sample(self, live: Live, logits: Logits) -> None:
-        self._take(live, _choice(_wish(live), logits))
+        self._take(live, HostAnswer([logits]), 0, NO_DRAFT)
 
-    def _take(self, live: Live, choose: Choice | None) -> None:
-        """The next token, and what follows from it; None: its grammar is at its end."""
+    def _take(self, live: Live, answer: Answer, index: int, draft: Draft) -> int | None:
+        """The next token, and what follows from it. None where there is none: then it has ended."""
         request = live.request
-        if choose is None:
-            self._end(live, "grammar")
-            return
         try:
-            token = choose()
+            token = token_of(live, answer, index, draft)
         except EngineFault as fault:
             self._fail(live, str(fault))
-            return
-        if live.constraint is not None and not live.constraint.accept(token):
+            return None
+        if token is None or (live.constraint is not None and not live.constraint.accept(token)):
             self._end(live, "grammar")
-            return
+            return None
         self._clock_token(live)
+        top = request.spec.logprobs
+        told = None if top is None else logprob_of(answer.logits(index), token, top)
         request.tokens.append(token)
-        live.sink({"type": "tokens", "request_id": request.spec.request_id, "ids": [token]})
-        if token in self._eos:
+        if live.seen is not None:
+            live.seen.push(token)
+        if live.guides.stop is not None:
+            live.guides.stop.push([token])
+        live.sink(token_frame(live, token, told))
+        if token in self._eos or (live.guides.stop is not None and live.guides.stop.found is not None):
             self._end(live, "stop")
         elif len(request.tokens) >= request.limit:
             self._end(live, "length")
+        return token
 
     def _clock_token(self, live: Live) -> None:
         now = self._clock()
@@ -350,22 +375,3 @@ class EngineCore:
         for live in self._live.values():
             live.sink(error_frame(live, "engine_stopped", message))
         self._live.clear()
-
-
-def _wish(live: Live) -> Wish | None:
-    """What is to be drawn next; None where the grammar is at its end."""
-    allowed = live.constraint.allowed() if live.constraint is not None else None
-    if live.constraint is not None and allowed is None:
-        return None
-    return Wish(live.request.spec.sampling, len(live.request.tokens), allowed)
-
-
-def _choice(wish: Wish | None, logits: Logits) -> Choice | None:
-    return partial(sample, logits, wish.sampling, wish.position, wish.allowed) if wish else None
-
-
-def _drawn(token: int) -> int:
-    """What a device has drawn already."""
-    if token < 0:
-        raise EngineFault(NOTHING_POSSIBLE)
-    return token

@@ -88,7 +88,7 @@ class RequestError(EngineError):
 
 
 class ToolSchemaError(RequestError):
-    """A tool's schema cannot become a grammar."""
+    """A tool's schema, or the form of an answer, cannot become a grammar."""
 
     def __init__(self, message: str) -> None:
         super().__init__("bad_grammar", message)

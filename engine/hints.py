@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestError
+from engine.fields import Fields
 from engine.kvcall import KvCall
-from engine.request import Fields
 from kvtier import Tier
 
 PROTOCOL_MAJORS = ("0", "1")

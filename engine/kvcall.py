@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import RequestError
 from engine.facts import PAGE_SIZE
-from engine.request import MAX_ID_CHARS, Fields
+from engine.fields import MAX_ID_CHARS, Fields
 from kvtier import Tier
 from kvtier.policy import State
 

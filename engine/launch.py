@@ -14,7 +14,8 @@ from engine.collector import Collector
 from engine.constraint import Constraints
 from engine.core import EngineCore
 from engine.decisions import DecisionLog
-from engine.errors import RequestError
+from engine.draftmodel import DraftModel
+from engine.errors import ModelFileError, RequestError
 from engine.facts import PAGE_SIZE, fingerprint
 from engine.intents import Intents
 from engine.keeper import Keeper
@@ -28,6 +29,7 @@ from engine.precision import Precision, element_bytes
 from engine.request import Limits
 from engine.scheduler import Scheduler
 from engine.server import EngineServer
+from engine.speculator import Speculator
 from engine.speeds import Room, Speeds, measure
 from engine.store import KvStore
 from engine.weights import load_weights
@@ -46,7 +48,8 @@ class EngineSettings:
     `backend` is auto, triton, cpu or torch; `dtype` and `kv_dtype` are of `engine.precision`. `weights_cache` None:
     nothing is cached. `decision_log`: a file to which every decision of the tier policy is appended, with all that it
     depended on. `compression` (off, zlib, zstd) and `encrypted` are of pages below host memory. `admission`: measured,
-    a tier is used where it is quicker than computing; or always.
+    a tier is used where it is quicker than computing; or always. `speculation`: auto, or off for everyone;
+    `draft_model`: a smaller one of the same vocabulary, which drafts.
     """
 
     model: Path
@@ -66,6 +69,8 @@ class EngineSettings:
     compression: str = "off"
     encrypted: bool = False
     weights_cache: Path | None = None
+    speculation: str = "auto"
+    draft_model: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,10 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     pool = PagePool(blocks)
     store = KvStore(backend, pool, stack, lanes, mark, page_bytes, keys)
     limits = Limits(facts.context, facts.vocab, blocks * PAGE_SIZE)
-    core = EngineCore(backend, store, Scheduler(pool), limits, tokenizer.eos_token_ids, inbox)
+    drafts = _draft_model(settings, wanted, tokenizer.digest, progress)
+    speculator = Speculator(enabled=settings.speculation == "auto", model=drafts)
+    eos = tokenizer.eos_token_ids
+    core = EngineCore(backend, store, Scheduler(pool), limits, eos, inbox, speculator=speculator)
     card = ModelCard(
         model=model_name(settings.model),
         fingerprint=mark.hex(),
@@ -150,6 +158,25 @@ def open_engine(settings: EngineSettings, progress: Progress) -> Engine:
     server = EngineServer(core, intents, Constraints(settings.model, facts.vocab), card, memory)
     core.start()
     return Engine(server, core, card, lanes, stack)
+
+
+def _draft_model(
+    settings: EngineSettings, wanted: BackendSettings, tokens: str, progress: Progress
+) -> DraftModel | None:
+    """The model that drafts, with as many pages as the served one. Raises ModelError for one of another vocabulary."""
+    if settings.draft_model is None or settings.speculation == "off":
+        return None
+    with open_model(settings.draft_model) as model:
+        facts = model.facts()
+        if model.tokenizer().digest != tokens:
+            raise ModelFileError(
+                f"{settings.draft_model} has other tokens than {settings.model}: name a draft model of its family"
+            )
+        progress("loading the draft model", 0.0)
+        loaded = wanted.precision.loaded if wanted.precision is not None else settings.dtype
+        weights = load_weights(model, model.digest(), facts, loaded, settings.weights_cache, lambda _: None)
+    backend = open_backend(replace(wanted, precision=None), facts, weights, progress)
+    return DraftModel(backend, wanted.pool_blocks, facts.context)
 
 
 def _open_tiers(settings: EngineSettings, mark: bytes, page_bytes: int, keys: SaltKeys | None) -> TierStack | None:

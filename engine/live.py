@@ -1,23 +1,35 @@
-"""A generation as the core keeps it: the request with its listener, its grammar and its clock readings; the frames that
-tell of it, and the tiles that run it."""
+"""A generation as the core keeps it: the request with its listener, what decides on its tokens and its clock readings;
+the frames that tell of it, and the tiles that run it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.backends.face import Tile, cut
 from engine.constraint import Constraint
+from engine.drafts import Drafting
+from engine.penalties import Seen
 from engine.request import Request
 from engine.restore import Search, Sources
+from engine.sampling import Logprob, Speculation
 from engine.scheduler import Work
 from engine.sessions import SessionKv
 from engine.spans import Waited
 from engine.store import Counters
+from engine.tokens import StopText
 
 Frame = dict[str, Any]
 Sink = Callable[[Frame], None]
+
+
+@dataclass(frozen=True)
+class Guides:
+    """What a generation's text must be, and what ends it."""
+
+    constraint: Constraint | None = None
+    stop: StopText | None = None
 
 
 @dataclass
@@ -26,7 +38,7 @@ class Live:
 
     request: Request
     sink: Sink
-    constraint: Constraint | None
+    guides: Guides
     submitted_s: float
     queued_s: float
     search: Search | None = None
@@ -37,6 +49,22 @@ class Live:
     latest_token_s: float = 0.0
     waited: Waited = field(default_factory=Waited)
     account: dict[str, int] = field(default_factory=dict)  # where its tokens came from, when it last began to run
+    seen: Seen | None = None  # what penalties depend on
+    drafting: Drafting = field(default_factory=Drafting)
+
+    def __post_init__(self) -> None:
+        if self.request.spec.sampling.penalises:
+            self.seen = Seen(self.request.tokens, self.request.spec.replay)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return self.guides.constraint
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether its logits are needed where its tokens are."""
+        spec = self.request.spec
+        return spec.logprobs is not None or spec.speculation is Speculation.RATIO
 
 
 def account(request: Request, sources: Sources, counters: Counters) -> dict[str, int]:
@@ -61,10 +89,17 @@ def account(request: Request, sources: Sources, counters: Counters) -> dict[str,
     }
 
 
-def tiles_of(work: Work) -> list[Tile]:
-    """The tiles of one piece of work; the last one is sampled from if the work samples."""
+def tiles_of(work: Work, drafts: Sequence[int] = ()) -> list[Tile]:
+    """The tiles of one piece of work; the last one is sampled from if the work samples, every row if there are drafts
+    behind it."""
     request, end = work.request, work.start + work.count
-    return cut(request.blocks, work.start, request.tokens[work.start : end], wants_logits=work.samples)
+    tokens = [*request.tokens[work.start : end], *drafts]
+    return cut(request.blocks, work.start, tokens, wants_logits=work.samples, all_logits=bool(drafts))
+
+
+def token_frame(live: Live, token: int, logprob: Logprob | None) -> Frame:
+    frame: Frame = {"type": "tokens", "request_id": live.request.spec.request_id, "ids": [token]}
+    return frame if logprob is None else {**frame, "logprobs": [logprob.as_message()]}
 
 
 def error_frame(live: Live, code: str, message: str) -> Frame:
@@ -85,4 +120,8 @@ def done_frame(live: Live, reason: str, now_s: float, kv: SessionKv | None) -> F
         "decode_ms": round(1e3 * (now_s - first), 3) if first else None,
         "kv_tokens": len(kv.tokens) if kv else 0,
         "kv_keys": [key.hex() for key in kv.keys] if kv else [],
+        "stop_text": live.guides.stop.found if live.guides.stop is not None else None,
+        "drafted": live.drafting.drafted,
+        "accepted": live.drafting.accepted,
+        "replayable": request.spec.speculation is not Speculation.RATIO or not live.drafting.drafted,
     }

@@ -71,6 +71,8 @@ class Metrics:
     step_s:           one step of the model
     batch:            requests that decode in a step
     prefill_tokens:   tokens of prefill in a step that has any
+    draft_s:          finding drafts for a step that verifies some
+    verified_tokens:  tokens that a verification brought to one request
     """
 
     queue_s: Histogram = field(default_factory=_times)
@@ -80,6 +82,8 @@ class Metrics:
     step_s: Histogram = field(default_factory=_times)
     batch: Histogram = field(default_factory=_counts)
     prefill_tokens: Histogram = field(default_factory=_counts)
+    draft_s: Histogram = field(default_factory=_times)
+    verified_tokens: Histogram = field(default_factory=_counts)
 
     def as_message(self) -> dict[str, Any]:
         return {name: histogram.as_message() for name, histogram in vars(self).items()}

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.core import EngineCore
+from engine.fields import Fields
 from engine.keeper import Keeper
 from engine.memory_use import MemoryUse
-from engine.request import Fields
 from kvtier import Audit, Receipt, Tier, TierStack
 
 Reply = Callable[[dict[str, Any]], None]
@@ -161,6 +161,7 @@ class Reports:
             "owed_pages": core.scheduler.owed_pages,
             "waste": asdict(store.waste(core.scheduler.requests())),
             "metrics": core.metrics.as_message(),
+            "speculation": core.speculator.totals.as_message(),
             "waiting": core.scheduler.waiting,
             "running": core.scheduler.admitted,
             "sessions": len(store.sessions),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import RequestError
 from engine.facts import PAGE_SIZE
+from engine.fields import Fields
 from engine.pages import PagePool
+from engine.sampling import GREEDY, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS, Sampling, Speculation, parse_sampling
 from kvtier import page_keys
-
-MAX_ID_CHARS = 200
 
 
 class Phase(enum.StrEnum):
@@ -28,30 +27,31 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """temperature 0 is greedy; top_k 0 and top_p 1 keep every token."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class GenerateSpec:
-    """A checked `generate`. `replay` trailing tokens were generated before in this same generation."""
+    """A checked `generate`. `replay` trailing tokens were generated before in this same generation.
+
+    stop: texts that end it; logprobs: so many alternatives are told with each token, None: nothing is
+    """
 
     request_id: str
     session: str
     epoch: int
     token_ids: tuple[int, ...]
     max_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
     grammar: str | None = None
     replay: int = 0
     salt: bytes = b""
     known_tokens: int = 0
     use_kv: bool = True
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    speculation: Speculation = Speculation.AUTO
+
+    @property
+    def generated_before(self) -> tuple[int, ...]:
+        """What this same generation has generated before."""
+        return self.token_ids[len(self.token_ids) - self.replay :]
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,17 @@ def admit_spec(spec: GenerateSpec, limits: Limits) -> Request:
             raise RequestError(
                 "token_out_of_range", f"token_ids[{index}] is {token}, outside the vocabulary of {limits.vocab}"
             )
+    for token, _ in spec.sampling.logit_bias:
+        if token >= limits.vocab:
+            raise RequestError(
+                "token_out_of_range", f"sampling.logit_bias names {token}, outside the vocabulary of {limits.vocab}"
+            )
     return Request(spec=spec, limit=min(length + spec.max_tokens, limits.context, room))
 
 
 def parse_generate(message: Mapping[str, Any]) -> GenerateSpec:
     """A GenerateSpec from a protocol message. Raises RequestError (bad_request) that names the field."""
     fields = Fields(message)
-    sampling = Fields(fields.mapping("sampling"), "sampling.")
     token_ids = fields.integers("token_ids")
     replay = fields.integer("replay", 0, 0, len(token_ids))
     source = fields.text("kv_source", "any")
@@ -167,113 +171,24 @@ def parse_generate(message: Mapping[str, Any]) -> GenerateSpec:
         epoch=fields.integer("epoch", 0, 0, 1 << 62),
         token_ids=tuple(token_ids),
         max_tokens=fields.integer("max_tokens", 256, 1, 1 << 30),
-        sampling=Sampling(
-            temperature=sampling.real("temperature", 0.0, 0.0, 100.0),
-            top_k=sampling.integer("top_k", 0, 0, 1 << 30),
-            top_p=sampling.real("top_p", 1.0, 0.0, 1.0),
-            seed=sampling.integer("seed", 0, 0, (1 << 64) - 1),
-        ),
+        sampling=parse_sampling(fields.mapping("sampling")),
         grammar=fields.optional_text("grammar", 1 << 20),
         replay=replay,
         salt=fields.salt("salt"),
         known_tokens=fields.integer("known_tokens", 0, 0, 1 << 30),
         use_kv=source == "any",
+        stop=_stops(fields.texts("stop")),
+        logprobs=fields.optional_integer("logprobs", 0, MAX_LOGPROBS),
+        speculation=fields.one_of("speculation", Speculation, Speculation.AUTO),
     )
 
 
-class Fields:
-    """Reads typed fields of a message; every mistake is named."""
-
-    def __init__(self, message: Mapping[str, Any], prefix: str = "") -> None:
-        self._message = message
-        self._prefix = prefix
-
-    def integer(self, name: str, default: int, low: int, high: int) -> int:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self._bad(name, value, f"a whole number from {low} to {high}")
-        return value
-
-    def real(self, name: str, default: float, low: float, high: float) -> float:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise self._bad(name, value, f"a number from {low} to {high}")
-        return float(value)
-
-    def seconds(self, name: str, default: float | None, high: float) -> float | None:
-        """A positive number, or the default where none is given."""
-        value = self._get(name, default)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
-            raise self._bad(name, value, f"null or a number of seconds above 0, up to {high:.0f}")
-        return float(min(value, sys.float_info.max))  # a whole number may be longer than any float
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self._get(name, default)
-        if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:
-            raise self._bad(name, value, f"a text of 1 to {MAX_ID_CHARS} characters")
-        return value
-
-    def optional_text(self, name: str, longest: int) -> str | None:
-        value = self._message.get(name)
-        if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= longest):
-            raise self._bad(name, value, f"null or a text of 1 to {longest} characters")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise self._bad(name, value, "true or false")
-        return value
-
-    def integers(self, name: str) -> Sequence[int]:
-        value = self._get(name, None)
-        if not isinstance(value, list) or not all(type(item) is int and -1 << 62 < item < 1 << 62 for item in value):
-            raise self._bad(name, value, "a list of token ids")
-        return value
-
-    def keys(self, name: str) -> list[bytes]:
-        value = self._get(name, None)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._bad(name, value, "a list of 64-digit hex keys")
-        try:
-            keys = [bytes.fromhex(item) for item in value]
-        except ValueError as error:
-            raise self._bad(name, value, "a list of 64-digit hex keys") from error
-        if any(len(key) != 32 for key in keys):
-            raise self._bad(name, value, "a list of 64-digit hex keys")
-        return keys
-
-    def salt(self, name: str) -> bytes:
-        value = self._get(name, "")
-        try:
-            salt = bytes.fromhex(value)
-        except (TypeError, ValueError) as error:
-            raise self._bad(name, value, "hex digits") from error
-        if len(salt) > 64:
-            raise self._bad(name, value, "at most 64 bytes in hex")
-        return salt
-
-    def salts(self, name: str) -> list[bytes]:
-        value = self._get(name, None)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._bad(name, value, "a list of hex digits")
-        return [Fields({name: item}, self._prefix).salt(name) for item in value]
-
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        value = self._message.get(name)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self._bad(name, value, "an object")
-        return value
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self._message.get(name)
-        return default if value is None else value
-
-    def _bad(self, name: str, value: Any, wanted: str) -> RequestError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        return RequestError("bad_request", f"{self._prefix}{name} is {shown}; {wanted} is needed")
+def _stops(given: Sequence[str]) -> tuple[str, ...]:
+    if len(given) > MAX_STOPS:
+        raise RequestError("bad_request", f"stop has {len(given)} texts; {MAX_STOPS} are allowed")
+    for index, text in enumerate(given):
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise RequestError(
+                "bad_request", f"stop[{index}] has {len(text)} characters; 1 to {MAX_STOP_CHARS} are needed"
+            )
+    return tuple(given)

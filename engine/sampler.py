@@ -18,12 +18,13 @@ import numpy as np
 
 from engine.backends.face import Logits
 from engine.errors import EngineFault
-from engine.request import Sampling
+from engine.penalties import Tally, adjusted
+from engine.sampling import Sampling
 
 NOTHING_POSSIBLE = "no token has a finite logit; the model file or the engine's memory is damaged"
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
-_GREEDY_BELOW = 1e-100  # no noise reaches across what this divides, and less would overflow
+GREEDY_BELOW = 1e-100  # no noise reaches across what this divides, and less would overflow
 _SPREAD = 8.0  # of logit/temperature below the best; noise that reaches across it comes once in e^8 tokens
 _FEW = 2048  # so many tokens are drawn from directly
 _FIRST_SORTED = 1024
@@ -34,28 +35,59 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 Allowed = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def sample(logits: Logits, sampling: Sampling, position: int, allowed: Allowed | None = None) -> int:
-    """The token at `position` (counted from the transcript's start). logits: fp32 [vocab]; allowed: bool [vocab].
+def sample(
+    logits: Logits, sampling: Sampling, position: int, allowed: Allowed | None = None, tally: Tally | None = None
+) -> int:
+    """The token at `position` (counted from the transcript's start). logits: fp32 [vocab]; allowed: bool [vocab];
+    tally: of the tokens before it, where `sampling` penalises.
 
     Raises EngineFault where no allowed token has a finite logit: the model or its pages are broken.
     """
-    possible = np.isfinite(logits)
-    if allowed is not None:
-        possible &= allowed
-    if not possible.any():
-        raise EngineFault(NOTHING_POSSIBLE)
-    if sampling.temperature < _GREEDY_BELOW:
+    logits = adjusted(logits, sampling, tally)
+    possible = _possible(logits, allowed)
+    if sampling.temperature < GREEDY_BELOW:
         return int(np.argmax(np.where(possible, logits, -np.inf)))
     ids = _kept(logits, np.flatnonzero(possible), sampling)
     return _draw(logits, ids, sampling, position)
 
 
+def distribution(
+    logits: Logits, sampling: Sampling, allowed: Allowed | None = None, tally: Tally | None = None
+) -> tuple[Ids, Reals]:
+    """What `sample` draws from: token ids in rising order and their probabilities. Raises EngineFault as it does."""
+    logits = adjusted(logits, sampling, tally)
+    possible = _possible(logits, allowed)
+    if sampling.temperature < GREEDY_BELOW:
+        return np.array([np.argmax(np.where(possible, logits, -np.inf))]), np.ones(1)
+    ids = _kept(logits, np.flatnonzero(possible), sampling)
+    scores = logits[ids].astype(np.float64) / sampling.temperature
+    weights = np.exp(scores - scores.max())
+    return ids, weights / weights.sum()
+
+
+def _possible(logits: Logits, allowed: Allowed | None) -> Allowed:
+    possible = np.isfinite(logits)
+    if allowed is not None:
+        possible &= allowed
+    if not possible.any():
+        raise EngineFault(NOTHING_POSSIBLE)
+    return possible
+
+
 def _kept(logits: Logits, ids: Ids, sampling: Sampling) -> Ids:
-    """Token ids that top_k and top_p leave, in rising order. The most likely token is always left."""
+    """Token ids that top_k, top_p and min_p leave, in rising order. The most likely token is always left."""
     if 0 < sampling.top_k < len(ids):
         ids = _best(logits, ids, sampling.top_k)
-    if sampling.top_p >= 1.0:
-        return ids
+    if sampling.top_p < 1.0:
+        ids = _nucleus(logits, ids, sampling)
+    if sampling.min_p > 0.0:
+        values = logits[ids].astype(np.float64)
+        ids = ids[values >= values.max() + sampling.temperature * math.log(sampling.min_p)]
+    return ids
+
+
+def _nucleus(logits: Logits, ids: Ids, sampling: Sampling) -> Ids:
+    """The likeliest that together reach top_p."""
     scores = logits[ids].astype(np.float64) / sampling.temperature
     weights = np.exp(scores - scores.max())
     wanted = sampling.top_p * float(weights.sum())

@@ -13,17 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.constraint import Constraint, Constraints
+from engine.constraint import Constraints
 from engine.core import EngineCore
 from engine.errors import EngineError, RequestError
+from engine.fields import Fields
 from engine.hinted import Hinted
 from engine.hints import parse_envelope
 from engine.intents import Intents
 from engine.kvcall import parse_kv
-from engine.live import Frame, Sink
+from engine.live import Frame, Guides, Sink
 from engine.memory_use import MemoryUse
 from engine.reports import Reports, parse_audit
-from engine.request import Fields, GenerateSpec, parse_generate
+from engine.request import GenerateSpec, parse_generate
 from engine.wire import ModelCard, encode_frame, read_frame
 
 MAX_QUEUED_FRAMES = 4096
@@ -48,6 +49,8 @@ class Connection:
         last = self._queue[-1] if self._queue else None
         if last is not None and frame.get("type") == last.get("type") == "tokens" and frame["id"] == last["id"]:
             last["ids"] = [*last["ids"], *frame["ids"]]
+            if "logprobs" in frame:
+                last["logprobs"] = [*last["logprobs"], *frame["logprobs"]]
             return
         if len(self._queue) >= MAX_QUEUED_FRAMES:
             self.abort()
@@ -218,7 +221,7 @@ class EngineServer:
         spec = parse_generate(message)
         if spec.request_id in connection.requests or spec.request_id in connection.preparing:
             raise RequestError("duplicate_request", f"request {spec.request_id!r} is already running")
-        constraint = await self._constraint(connection, spec)
+        guides = await self._guides(connection, spec)
         loop = asyncio.get_running_loop()
 
         def deliver(frame: Frame) -> None:
@@ -233,25 +236,29 @@ class EngineServer:
 
         def submit() -> None:
             try:
-                self._core.submit(spec, constraint, sink)
+                self._core.submit(spec, guides, sink)
             except RequestError as error:
                 sink(_error(call_id, error))
 
         self._core.post(submit)
 
-    async def _constraint(self, connection: Connection, spec: GenerateSpec) -> Constraint | None:
+    async def _guides(self, connection: Connection, spec: GenerateSpec) -> Guides:
         """A cancel that comes meanwhile waits, and finds the request in the core's inbox before it."""
-        if spec.grammar is None:
-            return None
-        replayed = spec.token_ids[len(spec.token_ids) - spec.replay :]
-        if not replayed and self._constraints.knows(spec.grammar):
-            return self._constraints.build(spec.grammar)
+        if spec.grammar is None and not spec.stop:
+            return Guides()
+        if not spec.replay and not spec.stop and spec.grammar and self._constraints.knows(spec.grammar):
+            return Guides(self._constraints.build(spec.grammar))
         handed_over = connection.preparing[spec.request_id] = asyncio.Event()
         try:
-            return await asyncio.to_thread(self._constraints.build, spec.grammar, replayed)
+            return await asyncio.to_thread(self._built, spec)
         finally:
             del connection.preparing[spec.request_id]
             handed_over.set()  # who waits runs after this task has posted the request
+
+    def _built(self, spec: GenerateSpec) -> Guides:
+        before, make = spec.generated_before, self._constraints
+        constraint = None if spec.grammar is None else make.build(spec.grammar, before)
+        return Guides(constraint, make.stop_text(spec.stop, before) if spec.stop else None)
 
     def _replier(self, connection: Connection, call_id: Any) -> Callable[[dict[str, Any]], None]:
         loop = asyncio.get_running_loop()

@@ -186,7 +186,7 @@ class KvStore:
         used: dict[int, int] = {}
         for request in requests:
             for page, block in enumerate(request.blocks):
-                rows = min(PAGE_SIZE, request.computed - page * PAGE_SIZE)
+                rows = max(0, min(PAGE_SIZE, request.computed - page * PAGE_SIZE))  # 0: of drafts that did not stand
                 used[block] = max(used.get(block, 0), rows)
         return Waste(len(used) * PAGE_SIZE, sum(used.values()))
 

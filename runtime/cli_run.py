@@ -12,6 +12,7 @@ import click
 import tenuto
 
 from runtime.cli_listing import SESSION_ID
+from runtime.cli_sampling import made_of, sampling_options
 from runtime.cli_telling import about
 
 INCOMPLETE: Final = 3
@@ -42,6 +43,7 @@ _BUILT_IN: Final = ("bash", "python", "read_file", "shell", "write_file")
     help="ask: every call of a new session waits for your word; all: whatever waits for one has it; none: the run stops"
     " there. By default you are asked, where somebody is there, of what the agent says.",
 )
+@sampling_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per event.")
 @click.pass_context
 def run(
@@ -55,21 +57,24 @@ def run(
     rounds: int,
     approve: str | None,
     as_json: bool,
-    **made_of: str | None,
+    **others: Any,
 ) -> None:
     """Give a session one task and print its answer as it comes.
 
     Ends with 0 where the answer is final, 1 where the session failed, 2 where the command is wrong, 3 where the answer
     is incomplete or the session waits for a word, 130 after Ctrl-C, which ends the turn and keeps the session.
     """
-    given = {name: value for name, value in made_of.items() if value is not None}
-    _check(task, session_id, given, tools, files, tool_choice, approve)
+    said = {name: value for name, value in others.items() if value not in (None, ())}
+    answers = made_of(others)
+    given = {name: value for name, value in others.items() if value is not None}
+    _check(task, session_id, said, tools, files, tool_choice, approve)
+    given |= answers
     texts = _texts(files)
     with tenuto.Client() as client:
         if session_id is None:
             approvals: dict[str, Any] | None = {"*": {}} if approve == "ask" and (tools or "agent" in given) else None
             chosen = list(tools) if tools or "agent" not in given else None
-            session = client.sessions.create(tools=chosen, files=texts or None, approvals=approvals, **given)  # type: ignore[arg-type]
+            session = client.sessions.create(tools=chosen, files=texts or None, approvals=approvals, **given)
         else:
             session = client.sessions.get(session_id)
         click.echo(f"session {session.id}", err=True)
@@ -80,7 +85,7 @@ def run(
 def _check(
     task: str,
     session_id: str | None,
-    given: dict[str, str],
+    given: dict[str, Any],
     tools: Sequence[str],
     files: Sequence[Path],
     tool_choice: str,
@@ -90,7 +95,9 @@ def _check(
     if not task.strip():
         raise click.UsageError("the task is empty")
     if session_id is not None and (said := [*given, *(["tool"] if tools else []), *(["file"] if files else [])]):
-        raise click.UsageError(f"--{said[0]} says what a new session is made of; --session names one that there is")
+        raise click.UsageError(
+            f"--{said[0].replace('_', '-')} says what a new session is made of; --session names one that there is"
+        )
     if session_id is None and "agent" not in given and tool_choice not in (*_CHOICES[:2], *tools):
         if tool_choice != "required":
             raise click.UsageError(f"--tool-choice is {tool_choice!r}; use {', '.join(_CHOICES)} or a --tool")

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from runtime.agents import AGENT
+from runtime.generation import ResponseFormat, Sampling
 from runtime.text import fault
 from runtime.tools.kinds import AnyTool, Declared, Frozen, McpTool, SessionTool, with_values
 from sandbox import TOOLS
@@ -51,12 +52,6 @@ class Limits(Frozen):
     memory_bytes: int = Field(default=512 << 20, ge=64 << 20, le=16 << 30)
     workspace_bytes: int = Field(default=256 << 20, ge=1 << 20, le=16 << 30)
     pids: int = Field(default=256, ge=16, le=4096)
-
-
-class Sampling(Frozen):
-    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0, le=1_000_000)
 
 
 class KvPolicy(Frozen):
@@ -110,6 +105,7 @@ class SessionConfig(Frozen):
     egress: list[Host] = Field(default_factory=list, max_length=64)  # what the sandbox may reach; empty: nothing
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
+    response_format: ResponseFormat | None = None  # of what is not a call; None: any text
     kv: KvPolicy = KvPolicy()
     approvals: dict[str, Approval] = Field(default_factory=dict, max_length=65)  # by a tool's name, or * for all
     budget: Budget = Budget()
@@ -144,6 +140,12 @@ class SessionConfig(Frozen):
     def is_partial(self) -> bool:
         """Whether some of it is said elsewhere."""
         return False
+
+    @model_validator(mode="after")
+    def _answers_can_be_whole(self) -> Self:
+        if self.sampling.stop and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("sampling.stop: an answer that a text can end may not have its response_format; use one")
+        return self
 
     @model_validator(mode="after")
     def _approvals_name_tools(self) -> Self:

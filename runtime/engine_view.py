@@ -16,6 +16,7 @@ TIMES = {
     "first_token_s": "to the first token",
     "inter_token_s": "between tokens",
     "step_s": "one step",
+    "draft_s": "finding drafts",
 }
 FAULTS = {
     "quarantined": "quarantined",
@@ -25,7 +26,11 @@ FAULTS = {
     "undecodable": "without a key",
     "recreated": "vanished",
 }
-SIZES = {"batch": "decoding together", "prefill_tokens": "prefill tokens in a step"}
+SIZES = {
+    "batch": "decoding together",
+    "prefill_tokens": "prefill tokens in a step",
+    "verified_tokens": "tokens of a verification",
+}
 
 
 async def ask(address: str) -> tuple[ModelCard, dict[str, Any]]:

@@ -81,8 +81,10 @@ class Settings:
     kv_tokens: int = 16384
     nvme_kv_bytes: int = 4 * GIB
     kv_decisions: str | None = None
+    draft_model: str | None = None
     kv_compression: str = "off"
     kv_encryption: str = "off"
+    speculation: str = "auto"
     shared_kv: str | None = None
     shared_kv_bytes: int = 16 * GIB
     sandbox: str | None = None
@@ -392,6 +394,8 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_NVME_KV_BYTES": Key("nvme_kv_bytes", parse_size),
     "TENUTO_KV_COMPRESSION": Key("kv_compression", _one_of("off", "zlib", "zstd")),
     "TENUTO_KV_ENCRYPTION": Key("kv_encryption", _one_of("off", "on")),
+    "TENUTO_SPECULATION": Key("speculation", _one_of("auto", "off")),
+    "TENUTO_DRAFT_MODEL": Key("draft_model", _matching(r"/\S+", "the absolute path of a model")),
     "TENUTO_KV_DECISIONS": Key("kv_decisions", _matching(r"/\S+", "the absolute path of a file")),
     "TENUTO_SHARED_KV": Key(
         "shared_kv", _matching(r"/\S+|s3://[\w.-]+(/\S*)?", "an absolute directory, or s3://BUCKET/PREFIX")

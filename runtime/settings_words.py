@@ -27,6 +27,8 @@ WORDS: Final[Mapping[str, str]] = {
     "TENUTO_NVME_KV_BYTES": "the NVMe tier's size",
     "TENUTO_KV_COMPRESSION": "of the tiers: off, zlib or zstd",
     "TENUTO_KV_ENCRYPTION": "of the tiers: off or on",
+    "TENUTO_SPECULATION": "drafts that are verified where it pays: auto or off",
+    "TENUTO_DRAFT_MODEL": "a smaller model of the same vocabulary, which drafts",
     "TENUTO_KV_DECISIONS": "a file for every decision about pages",
     "TENUTO_SHARED_KV": "a directory or s3://BUCKET/PREFIX that nodes share pages in",
     "TENUTO_SHARED_KV_BYTES": "its size",

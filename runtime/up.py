@@ -187,7 +187,10 @@ def _engine_argv(settings: Settings, seat: Seat, model: Path) -> list[str]:
         "--backend": settings.engine_backend,
         "--kv-compression": settings.kv_compression,
         "--kv-encryption": settings.kv_encryption,
+        "--speculation": settings.speculation,
     }
+    if settings.draft_model is not None:
+        argv |= {"--draft-model": settings.draft_model}
     if settings.kv_decisions is not None:
         argv |= {"--decision-log": settings.kv_decisions}
     if settings.shared_kv is not None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.backends.captured import CapturedStep, CapturedSteps, is_decode
 from engine.backends.checks import check_tiles
-from engine.backends.face import Logits, Tile
+from engine.backends.face import Logits, Tile, shared_out
 from engine.backends.memory import pool_memory
 from engine.backends.moves import Arrival, HostPages
 from engine.errors import BackendUnavailable
@@ -127,8 +127,7 @@ class Cpu(HostPages):
             return [*self._captured.for_rows(len(tiles), pages).replay(tiles)]
         step = self._step(tiles)
         self._decoder.run(self._pool.ctypes.data, step, landed)
-        rows = iter(step.logits)
-        return [next(rows) if tile.wants_logits else None for tile in tiles]
+        return shared_out(step.logits, tiles)
 
     def capture(self, batch: int) -> CapturedStep:
         return self._captured.for_rows(batch, 1)
@@ -141,9 +140,11 @@ class Cpu(HostPages):
         tokens = np.fromiter(chain.from_iterable(tile.tokens for tile in tiles), np.int32)
         blocks = np.fromiter(chain.from_iterable(tile.blocks for tile in tiles), np.int32)
         described = np.stack([ends - rows, rows, page_rows, pages, block_ends - pages], axis=1, dtype=np.int32)
-        wanted = np.flatnonzero([tile.wants_logits for tile in tiles])
+        wanted = np.array(
+            [row for tile, end in zip(tiles, ends, strict=True) for row in range(end - tile.logits_rows, end)], np.int32
+        )
         logits = np.empty((len(wanted), self._facts.vocab), np.float32)
-        return StepArrays(tokens, blocks, described, (ends[wanted] - 1).astype(np.int32), logits)
+        return StepArrays(tokens, blocks, described, wanted, logits)
 
     def _page_array(self, block: int) -> Array:
         return self._pool[block * self._page_bytes : (block + 1) * self._page_bytes]

@@ -10,7 +10,8 @@ import numpy as np
 
 from engine.backends.moves import Arrival, MovesPages
 from engine.facts import PAGE_SIZE, BackendIdentity
-from engine.request import Sampling
+from engine.penalties import Tally
+from engine.sampling import Sampling
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -23,16 +24,26 @@ class Tile:
     row:         first live row; the token of row r has position 16*j + r
     tokens:      token ids of rows row..row+len(tokens)
     wants_logits: logits of the last live row are returned
+    all_logits:  of every live row
     """
 
     blocks: tuple[int, ...]
     row: int
     tokens: tuple[int, ...]
     wants_logits: bool = False
+    all_logits: bool = False
+
+    @property
+    def logits_rows(self) -> int:
+        """How many rows of logits it wants: its last ones."""
+        return len(self.tokens) if self.all_logits else int(self.wants_logits)
 
 
-def cut(blocks: Sequence[int], start: int, tokens: Sequence[int], wants_logits: bool = True) -> list[Tile]:
-    """Tokens from position `start` on as tiles, cut at page boundaries; the last one wants logits, or none does.
+def cut(
+    blocks: Sequence[int], start: int, tokens: Sequence[int], wants_logits: bool = True, all_logits: bool = False
+) -> list[Tile]:
+    """Tokens from position `start` on as tiles, cut at page boundaries; the last one wants logits, or none does, or all
+    do of all their rows.
 
     blocks: pool blocks of the sequence's pages from the first one on
     """
@@ -42,9 +53,21 @@ def cut(blocks: Sequence[int], start: int, tokens: Sequence[int], wants_logits: 
         page = at // PAGE_SIZE
         stop = min(end, (page + 1) * PAGE_SIZE)
         wanted = wants_logits and stop == end
-        tiles.append(Tile(tuple(blocks[: page + 1]), at % PAGE_SIZE, tuple(tokens[at - start : stop - start]), wanted))
+        inside = tuple(tokens[at - start : stop - start])
+        tiles.append(Tile(tuple(blocks[: page + 1]), at % PAGE_SIZE, inside, wanted and not all_logits, all_logits))
         at = stop
     return tiles
+
+
+def shared_out(rows: Logits, tiles: Sequence[Tile]) -> list[Logits | None]:
+    """What `Backend.forward` returns, of the rows [wanted, vocab] of a step, in the order of its tiles."""
+    given: list[Logits | None] = []
+    at = 0
+    for tile in tiles:
+        count = tile.logits_rows
+        given.append(rows[at : at + count] if tile.all_logits else rows[at] if count else None)
+        at += count
+    return given
 
 
 class Backend(MovesPages, Protocol):
@@ -59,8 +82,9 @@ class Backend(MovesPages, Protocol):
         `arrival`: pages among the tiles' blocks are still coming; raises ArrivalFailed where they do not come, and the
         pages that the step writes are undefined then.
 
-        Tiles of one sequence come in position order. Returns, per tile, fp32 logits [vocab] or None; they hold until
-        the next step, which may write its own over them.
+        Tiles of one sequence come in position order. Returns, per tile, fp32 logits [vocab] or None, and [rows, vocab]
+        where all are wanted; they hold until the next step, which may write its own over them. A row's bits are the
+        same whether it comes alone or beside others of its sequence.
         """
         ...
 
@@ -79,11 +103,13 @@ class Backend(MovesPages, Protocol):
 
 @dataclass(frozen=True)
 class Wish:
-    """A draw from the logits of a tile, at a position of its transcript; `allowed`: bool [vocab], or None for all."""
+    """A draw from a row of logits, at a position of its transcript. `allowed`: bool [vocab], or None for all; `tally`:
+    of the tokens before it, where they are penalised."""
 
     sampling: Sampling
     position: int
     allowed: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    tally: Tally | None = None
 
 
 @runtime_checkable
@@ -91,8 +117,12 @@ class DrawsTokens(Protocol):
     """What a backend that samples where its logits are has besides `Backend`: none of them comes to the host."""
 
     def draw(self, tiles: Sequence[Tile], wishes: Sequence[Wish]) -> list[int]:
-        """Run one step as `forward` does. Returns, for each tile that wants logits, the token that
-        `engine.sampler.sample` draws from them; -1 where none is possible."""
+        """Run one step as `forward` does. Returns, for each row of logits that a tile wants, the token that
+        `engine.sampler.sample` draws from it; -1 where none is possible."""
+        ...
+
+    def rows(self, wanted: Sequence[int]) -> list[Logits]:
+        """Logits [vocab] of these rows of the last `draw`, on the host; they hold until the next step."""
         ...
 
 

@@ -20,7 +20,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # rows; larger decode steps run as any other
 _FIRST_PAGES = 64
 _GROWTH = 4
 
-Fetch = Callable[[Tensor], list[Logits]]
+Fetch = Callable[[Tensor], Logits]
 
 
 class CapturedStep:
@@ -47,7 +47,7 @@ class CapturedStep:
 
     def replay(self, tiles: Sequence[Tile]) -> list[Logits]:
         assert self._fetch is not None
-        return self._fetch(self.launch(tiles))
+        return list(self._fetch(self.launch(tiles)))
 
 
 class CapturedSteps:

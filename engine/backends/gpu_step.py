@@ -151,7 +151,8 @@ def lay_out(tiles: Sequence[Tile], tile_tokens: int) -> Layout:
                     for at in range(0, len(tile.tokens), tile_tokens)
                 ]
             row += len(tile.tokens)
-    wanted = [first_row[i] + len(tile.tokens) - 1 for i, tile in enumerate(tiles) if tile.wants_logits]
+    ends = [first_row[i] + len(tile.tokens) for i, tile in enumerate(tiles)]
+    wanted = [row for end, tile in zip(ends, tiles, strict=True) for row in range(end - tile.logits_rows, end)]
     pages = max(len(tile.blocks) for tile in tiles)
     shape = StepShape(row, len(decodes), len(groups), pages, len(cuts), len(wanted))
     return Layout(shape, [*decodes, *chunks], first_row, cuts, wanted)

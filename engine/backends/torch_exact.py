@@ -98,7 +98,7 @@ class TorchExact(HostPages):
             for index, layer in enumerate(self._layers):
                 self._attend(index, layer, tiles, hidden, ropes, groups)
                 self._feed(layer, hidden)
-            return [self._logits(tile, x) if tile.wants_logits else None for tile, x in zip(tiles, hidden, strict=True)]
+            return [self._logits(tile, x) if tile.logits_rows else None for tile, x in zip(tiles, hidden, strict=True)]
 
     # -- one layer ------------------------------------------------------------------------------------------------
 
@@ -188,9 +188,9 @@ class TorchExact(HostPages):
         return normed(x, weight, self._facts.norm_eps).to(self._dtype)
 
     def _logits(self, tile: Tile, x: Tensor) -> Logits:
-        row = tile.row + len(tile.tokens) - 1
-        out: Logits = self._head(self._normed(x, self._norm))[row].float().numpy()
-        return out
+        end = tile.row + len(tile.tokens)
+        rows: Logits = self._head(self._normed(x, self._norm))[tile.row : end].float().numpy()
+        return rows if tile.all_logits else rows[-1]
 
 
 def identity(dtype: str, threads: int, latent: bool = False) -> BackendIdentity:

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine import kernels
 from engine.backends import gpu_model, gpu_weights
 from engine.backends.checks import check_tiles
-from engine.backends.face import CapturedStep, Logits, Tile, Wish
+from engine.backends.face import CapturedStep, Logits, Tile, Wish, shared_out
 from engine.backends.gpu_captured import CapturedSteps, is_decode
 from engine.backends.gpu_device import check_memory, open_device
 from engine.backends.gpu_draw import draw_tokens
@@ -66,6 +66,7 @@ class Triton:
             self._model = GpuModel(facts, weights, precision, device)
             self._pages = GpuPages(facts, self._model.kv_dtype, pool_blocks, device, self._streams)
         self._host = torch.empty(0, facts.vocab)
+        self._drawn_from: Tensor | None = None
         most = min(pool_blocks, -(-facts.context // PAGE_SIZE))
         recorder = CudaGraphs(self._streams.compute) if self._streams.cuda else Recordings()
         self._captured = CapturedSteps(recorder, self._run, self._fetch, device, most)
@@ -119,19 +120,25 @@ class Triton:
     def forward(self, tiles: Sequence[Tile], arrival: Arrival | None = None) -> list[Logits | None]:
         check_tiles(tiles, self._facts, self._pool_blocks)
         with torch.inference_mode(), self._streams.on(self._streams.compute):
-            rows = iter(self._fetch(self._step(tiles, arrival)))
-            return [next(rows) if tile.wants_logits else None for tile in tiles]
+            return shared_out(self._fetch(self._step(tiles, arrival)), tiles)
 
     def draw(self, tiles: Sequence[Tile], wishes: Sequence[Wish]) -> list[int]:
         """See `engine.backends.face.DrawsTokens`."""
         check_tiles(tiles, self._facts, self._pool_blocks)
         with torch.inference_mode(), self._streams.on(self._streams.compute):
-            logits = self._step(tiles, None)
+            logits = self._drawn_from = self._step(tiles, None)
             if wishes:
                 tokens: list[int] = draw_tokens(logits, wishes).tolist()
                 return tokens
             self._streams.finish(self._streams.compute)  # a step is over when it returns: it is clocked
             return []
+
+    def rows(self, wanted: Sequence[int]) -> list[Logits]:
+        """See `engine.backends.face.DrawsTokens`."""
+        assert self._drawn_from is not None
+        with torch.inference_mode(), self._streams.on(self._streams.compute):
+            there = torch.tensor(list(wanted), device=self._drawn_from.device)
+            return list(self._fetch(self._drawn_from.index_select(0, there)))
 
     def capture(self, batch: int) -> CapturedStep:
         with torch.inference_mode(), self._streams.on(self._streams.compute):
@@ -157,14 +164,15 @@ class Triton:
     def _run(self, step: StepTensors) -> Tensor:
         return self._model.run(step, self._pages.layers)
 
-    def _fetch(self, logits: Tensor) -> list[Logits]:
+    def _fetch(self, logits: Tensor) -> Logits:
         """To the host, in memory that the next step writes over. Waits for the step."""
         if len(self._host) < len(logits):
             self._host = torch.empty(logits.shape, pin_memory=self._streams.cuda)
         rows = self._host[: len(logits)]
         rows.copy_(logits, non_blocking=True)
         self._streams.finish(self._streams.compute)
-        return list(rows.numpy())
+        fetched: Logits = rows.numpy()
+        return fetched
 
 
 def identity(precision: Precision, facts: ModelFacts) -> BackendIdentity:

@@ -1,4 +1,4 @@
-"""From logits to tokens: top-k, top-p and the draw of `engine.sampler`, with the same noise, so the same token.
+"""From logits to tokens: top-k, top-p, min-p and the draw of `engine.sampler`, with the same noise, so the same token.
 
 logits:  fp32 [B, V], stride 1 within a row; what is not finite is never drawn
 allowed: bool [B, V] of the same stride, or None
@@ -32,13 +32,15 @@ _NONE = tl.constexpr(2147483647)
 
 @dataclass(frozen=True)
 class Rules:
-    """For each row: temperature and top_p float64 [B], top_k int32 [B], seed and position int64 [B]. As `Sampling`."""
+    """For each row: temperature, top_p and log_min_p float64 [B], top_k int32 [B], seed and position int64 [B]. As
+    `Sampling`; the logarithm of a min_p of 0 is -inf."""
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
     seed: Tensor
     position: Tensor
+    log_min_p: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +134,22 @@ def _top_p(
 
 
 @triton.jit
-def _kept(logits_at, allowed_at, start, vocab, edge, equal, seen, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr):
+def _kept(
+    logits_at, allowed_at, start, vocab, edge, equal, floor, seen, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr
+):
     """A block's ids and logits, which of them may be drawn, and how many at the edge were seen with it."""
     token, x, possible, key = _block(logits_at, allowed_at, start, vocab, HAS_ALLOWED, BLOCK)
     at_edge = possible & (key == edge.to(tl.int32))
     rank = seen + tl.cumsum(at_edge.to(tl.int32), 0)
     kept = (possible & (key > edge.to(tl.int32))) | (at_edge & (rank <= equal))
+    kept = kept & (x.to(tl.float64) >= floor)
     return token, x, kept, seen + tl.sum(at_edge.to(tl.int32), 0)
 
 
 @triton.jit
 def _kernel(
-    logits_ptr, allowed_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, position_ptr, out_ptr, probs_ptr,
+    logits_ptr, allowed_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, position_ptr, log_min_p_ptr, out_ptr,
+    probs_ptr,
     logits_row, probs_row, vocab,
     HAS_ALLOWED: tl.constexpr, WRITE_PROBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -182,13 +188,14 @@ def _kernel(
                 logits_at, allowed_at, vocab, edge, equal, over, top_p, peak, temperature, HAS_ALLOWED, BLOCK
             )
 
+    floor = peak.to(tl.float64) + temperature * tl.load(log_min_p_ptr + row)
     stream = stream_of(tl.load(seed_ptr + row), tl.load(position_ptr + row))
     greatest = tl.full([], float("-inf"), tl.float64)
     drawn = tl.full([], -1, tl.int32)
     seen = tl.full([], 0, tl.int32)
     mass = tl.zeros([BLOCK], tl.float64)
     for start in range(0, vocab, BLOCK):
-        token, x, kept, seen = _kept(logits_at, allowed_at, start, vocab, edge, equal, seen, HAS_ALLOWED, BLOCK)
+        token, x, kept, seen = _kept(logits_at, allowed_at, start, vocab, edge, equal, floor, seen, HAS_ALLOWED, BLOCK)
         value = tl.where(kept, x.to(tl.float64) / temperature + gumbel(stream, token), float("-inf"))
         here = tl.max(value, 0)
         first = tl.min(tl.where(kept & (value == here), token, _NONE), 0)
@@ -200,7 +207,9 @@ def _kernel(
         whole = tl.sum(mass, 0)
         seen = tl.full([], 0, tl.int32)
         for start in range(0, vocab, BLOCK):
-            token, x, kept, seen = _kept(logits_at, allowed_at, start, vocab, edge, equal, seen, HAS_ALLOWED, BLOCK)
+            token, x, kept, seen = _kept(
+                logits_at, allowed_at, start, vocab, edge, equal, floor, seen, HAS_ALLOWED, BLOCK
+            )
             share = tl.where(kept, _weight(x, peak, temperature) / whole, 0.0)
             tl.store(probs_ptr + row * probs_row + token, share.to(tl.float32), mask=token < vocab)
 
@@ -213,14 +222,15 @@ def draw(
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
     assert out.shape == rules.temperature.shape == (batch,)
-    assert rules.temperature.dtype == rules.top_p.dtype == torch.float64
+    assert rules.temperature.dtype == rules.top_p.dtype == rules.log_min_p.dtype == torch.float64
     assert rules.seed.dtype == rules.position.dtype == torch.int64
     assert allowed is None or (allowed.shape == logits.shape and allowed.stride() == logits.stride())
     assert probs is None or (probs.shape == logits.shape and probs.stride(1) == 1)
     config = pick(CONFIGS, vocab)
     _kernel[(batch,)](
         logits, out if allowed is None else allowed.view(torch.uint8),
-        rules.temperature, rules.top_k, rules.top_p, rules.seed, rules.position, out, out if probs is None else probs,
+        rules.temperature, rules.top_k, rules.top_p, rules.seed, rules.position, rules.log_min_p, out,
+        out if probs is None else probs,
         logits.stride(0), 0 if probs is None else probs.stride(0), vocab,
         HAS_ALLOWED=allowed is not None, WRITE_PROBS=probs is not None, BLOCK=config.block,
         num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=False,
@@ -231,8 +241,9 @@ def meaning(logits: Tensor, rules: Rules, *, allowed: Tensor | None = None) -> t
     """Tokens int64 [B] and what they are drawn from, float64 [B, V]; -1 and zeros where none is possible."""
     batch, vocab = logits.shape
     tokens, probs = torch.full((batch,), -1), torch.zeros(batch, vocab, dtype=torch.float64)
-    columns = (rules.temperature, rules.top_k, rules.top_p, rules.seed, rules.position)
-    for row, (temperature, top_k, top_p, seed, position) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+    columns = (rules.temperature, rules.top_k, rules.top_p, rules.seed, rules.position, rules.log_min_p)
+    for row, given in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        temperature, top_k, top_p, seed, position, log_min_p = given
         wide = logits[row].double().cpu()
         possible = wide.isfinite() if allowed is None else wide.isfinite() & allowed[row].cpu()
         count = int(possible.sum())
@@ -246,6 +257,7 @@ def meaning(logits: Tensor, rules: Rules, *, allowed: Tensor | None = None) -> t
         if count and top_p < 1.0:
             order = order[: int(torch.searchsorted(mass, top_p * mass[-1])) + 1]
         if count:
+            order = order[wide[order] >= wide[order[0]] + temperature * log_min_p]
             scores = wide[order] / temperature
             probs[row, order] = scores.softmax(0)
             noise = torch.from_numpy(uniform(seed, position, order.numpy()))
@@ -254,7 +266,7 @@ def meaning(logits: Tensor, rules: Rules, *, allowed: Tensor | None = None) -> t
 
 
 def samples(size: Size) -> list[Sample]:
-    """Rows of every kind: greedy, all tokens, top-k, top-p and both."""
+    """Rows of every kind: greedy, all tokens, top-k, top-p, and these with min-p."""
     return [_sample("rows of every kind", 5 if size == "tiny" else 32, 1000 if size == "tiny" else 151936)]
 
 
@@ -262,14 +274,15 @@ def _sample(name: str, batch: int, vocab: int) -> Sample:
     generator = torch.Generator().manual_seed(15)
     here = device()
     logits = (4 * torch.randn(batch, vocab, generator=generator)).to(here)
-    kinds = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 40, 1.0), (1.3, 0, 0.9), (1.0, 50, 0.8)]
-    temperature, top_k, top_p = zip(*(kinds[row % len(kinds)] for row in range(batch)), strict=True)
+    kinds = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.3, 0, 0.9, 0.0), (1.0, 50, 0.8, 0.1)]
+    temperature, top_k, top_p, min_p = zip(*(kinds[row % len(kinds)] for row in range(batch)), strict=True)
     rules = Rules(
         temperature=torch.tensor(temperature, dtype=torch.float64, device=here),
         top_k=torch.tensor(top_k, dtype=torch.int32, device=here),
         top_p=torch.tensor(top_p, dtype=torch.float64, device=here),
         seed=torch.arange(batch, device=here) + 17,
         position=torch.arange(batch, device=here) * 3,
+        log_min_p=torch.tensor(min_p, dtype=torch.float64, device=here).log(),
     )
     out = torch.zeros(batch, dtype=torch.int32, device=here)
     probs = torch.zeros(batch, vocab, device=here)

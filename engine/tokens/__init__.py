@@ -2,16 +2,20 @@
 
 from engine.errors import ToolSchemaError
 from engine.tokens.chat import ChatFormat, load_chat_format
-from engine.tokens.grammar import check_grammar, tool_grammar
+from engine.tokens.grammar import MAX_PATTERN_CHARS, Form, check_grammar, tool_grammar
 from engine.tokens.published import PublishedChat, publish_chat, read_chat
+from engine.tokens.stops import StopText
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
 from engine.tokens.vocabulary import StreamDecoder, Tokenizer, load_tokenizer
 
 __all__ = [
+    "MAX_PATTERN_CHARS",
     "Call",
     "ChatFormat",
+    "Form",
     "Parsed",
     "PublishedChat",
+    "StopText",
     "StreamDecoder",
     "Tokenizer",
     "ToolResult",

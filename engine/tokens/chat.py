@@ -18,6 +18,7 @@ from engine.errors import TemplateError
 from engine.modelfile import ChatTemplate, open_model
 from engine.tokens.grammar import CALL_CLOSE, CALL_OPEN, Choice, tool_grammar
 from engine.tokens.scaffold import Scaffold, Template, learn
+from engine.tokens.stops import StopText
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
 from engine.tokens.vocabulary import Tokenizer
 
@@ -95,10 +96,12 @@ class ChatFormat:
         """See `engine.tokens.grammar.tool_grammar`."""
         return tool_grammar(tools, choice)
 
-    def parse_assistant(self, ids: Sequence[int]) -> Parsed:
-        """Text and calls of a generated message. A call cut short is left out and makes the message incomplete."""
-        ended = bool(ids) and ids[-1] in self._tokenizer.eos_token_ids
-        text = self._tokenizer.decode(ids)
+    def parse_assistant(self, ids: Sequence[int], stops: Sequence[str] = ()) -> Parsed:
+        """Text and calls of a generated message. A call cut short is left out and makes the message incomplete. One of
+        `stops` ends it, and is not part of it."""
+        watch = StopText(self._tokenizer, stops)
+        text = watch.push(ids) + watch.finish()
+        ended = watch.found is not None or (bool(ids) and ids[-1] in self._tokenizer.eos_token_ids)
         said, calls, whole = _split_calls(text)
         return Parsed(text=said, calls=tuple(calls), complete=ended and whole)
 

@@ -1,4 +1,4 @@
-"""Tool calls as grammars: what the model may write, in the template's own format.
+"""Tool calls and forms of answers as grammars: what the model may write, in the template's own format.
 
 A call is `<tool_call>\\n{"name": "x", "arguments": {...}}\\n</tool_call>` with one way of spacing. `auto` admits free
 text and calls in any order; text that begins a call must go on as one. The strings are grammars of llguidance's Lark
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ToolSchemaError
@@ -19,6 +21,7 @@ CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
 MAX_TOOLS = 128
 MAX_SCHEMA_CHARS = 65_536
+MAX_PATTERN_CHARS = 4096
 MAX_GRAMMAR_CHARS = 262_144
 _MAX_DEPTH = 32
 _MAX_REPEAT = 4096
@@ -26,30 +29,60 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _CHECKED = 64  # what was found usable lately; a session asks for the same tools at every think
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
+_ANSWER = "the schema of the answer"
 Choice = str | Mapping[str, str]
 
 
-def tool_grammar(tools: Sequence[ToolSpec], choice: Choice) -> str | None:
+@dataclass(frozen=True)
+class Form:
+    """What an answer must be: rules of the grammar that define `answer`. Made by `json` or `regex`."""
+
+    rules: str
+
+    @classmethod
+    def json(cls, schema: Mapping[str, Any]) -> Form:
+        """Raises ToolSchemaError for a schema that is impossible, too large or not local."""
+        return cls(f"answer: %json {_schema_text(schema, _ANSWER)}\n")
+
+    @classmethod
+    def regex(cls, pattern: str) -> Form:
+        """A regular expression for a whole answer, without look-around and back-references. Raises ToolSchemaError."""
+        if len(pattern) > MAX_PATTERN_CHARS:
+            raise ToolSchemaError(
+                f"a pattern of {len(pattern)} characters is more than the {MAX_PATTERN_CHARS} allowed"
+            )
+        form = cls(f"answer: /{_in_slashes(pattern)}/\n")
+        check_grammar(f"start: answer\n{form.rules}")
+        return form
+
+
+def tool_grammar(tools: Sequence[ToolSpec], choice: Choice, form: Form | None = None) -> str | None:
     """A grammar for one assistant message, or None where the message is free.
 
     choice: "auto" (text, calls, or both), "none" (free text), "required" (exactly one call, then the end), or
     {"name": tool} (exactly that call). An object schema that lists properties and does not speak of others admits no
     others.
+    form: of what is said where nothing is called; then a message is an answer, or calls and nothing else.
     Raises ToolSchemaError, in a sentence, for a schema that is impossible, too large or not local.
     """
     if choice == "none" or (not tools and choice == "auto"):
-        return None
+        return _checked(f"start: answer\n{form.rules}") if form is not None else None
     chosen = _chosen(tools, choice)
     rules = [_call_rules(index, tool) for index, tool in enumerate(chosen)]
     bodies = " | ".join(f"body_{index}" for index in range(len(chosen)))
-    if choice == "auto":
+    if choice == "auto" and form is not None:
+        head = f'start: call ("\\n" call)* | answer\ntrigger: "{CALL_OPEN}"\n{form.rules}'
+    elif choice == "auto":
         head = f'start: call* TEXT\nTEXT: /(.|\\n)*/\ntrigger[lazy]: TEXT "{CALL_OPEN}"\n'
     else:
         head = f'start: call\ntrigger: "{CALL_OPEN}"\n'
-    grammar = f'{head}call: trigger "\\n" ({bodies}) "\\n{CALL_CLOSE}"\n' + "\n".join(rules) + "\n"
+    return _checked(f'{head}call: trigger "\\n" ({bodies}) "\\n{CALL_CLOSE}"\n' + "\n".join(rules) + "\n")
+
+
+def _checked(grammar: str) -> str:
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise ToolSchemaError(
-            f"the tools' schemas make a grammar of {len(grammar)} characters; {MAX_GRAMMAR_CHARS} are allowed"
+            f"the schemas make a grammar of {len(grammar)} characters; {MAX_GRAMMAR_CHARS} are allowed"
         )
     check_grammar(grammar)
     return grammar
@@ -65,6 +98,18 @@ def check_grammar(grammar: str) -> None:
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
         raise ToolSchemaError(f"this grammar cannot be used: {_first_line(messages)}")
+    matcher = LLMatcher(_any_bytes(), grammar, log_level=0)
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ToolSchemaError("this grammar cannot be used: there is no text that it admits")
+
+
+@functools.cache
+def _any_bytes() -> Any:
+    """A vocabulary of single bytes: whether a text can be written at all is the same with it."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
 
 
 def _chosen(tools: Sequence[ToolSpec], choice: Choice) -> Sequence[ToolSpec]:
@@ -86,27 +131,33 @@ def _chosen(tools: Sequence[ToolSpec], choice: Choice) -> Sequence[ToolSpec]:
 
 def _call_rules(index: int, tool: ToolSpec) -> str:
     opening = json.dumps('{"name": ' + json.dumps(tool.name) + ', "arguments": ')
-    schema = json.dumps(_grammar_schema(tool), ensure_ascii=True)
-    if len(schema) > MAX_SCHEMA_CHARS:
-        raise ToolSchemaError(
-            f"the schema of {tool.name!r} has {len(schema)} characters; {MAX_SCHEMA_CHARS} are allowed"
-        )
-    _check_schema(tool.name, schema)
-    return f'body_{index}: {opening} args_{index} "}}"\nargs_{index}: %json {schema}'
+    schema = dict(tool.parameters)
+    what = f"the schema of {tool.name!r}"
+    if (kind := schema.setdefault("type", "object")) != "object":
+        raise ToolSchemaError(f"{what} must be of an object, not {kind!r}")
+    return f'body_{index}: {opening} args_{index} "}}"\nargs_{index}: %json {_schema_text(schema, what)}'
 
 
-def _grammar_schema(tool: ToolSpec) -> dict[str, Any]:
+def _schema_text(given: Mapping[str, Any], what: str) -> str:
+    """The schema as grammars have it, found usable."""
     try:
-        schema = _closed(json.loads(json.dumps(dict(tool.parameters))), 0)
+        schema = _closed(json.loads(json.dumps(dict(given))), 0)
     except (TypeError, ValueError) as error:
-        raise ToolSchemaError(f"the schema of {tool.name!r} is not JSON: {error}") from error
+        raise ToolSchemaError(f"{what} is not JSON: {error}") from error
     except RecursionError as error:
-        raise ToolSchemaError(f"the schema of {tool.name!r} is nested more than {_MAX_DEPTH} deep") from error
-    kind = schema.setdefault("type", "object")
-    if kind != "object":
-        raise ToolSchemaError(f"the schema of {tool.name!r} must be of an object, not {kind!r}")
-    schema["x-guidance"] = _SPACING
-    return dict(schema)
+        raise ToolSchemaError(f"{what} is nested more than {_MAX_DEPTH} deep") from error
+    text = json.dumps({**schema, "x-guidance": _SPACING}, ensure_ascii=True)
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise ToolSchemaError(f"{what} has {len(text)} characters; {MAX_SCHEMA_CHARS} are allowed")
+    _check_schema(what, text)
+    return text
+
+
+def _in_slashes(pattern: str) -> str:
+    """As a regular expression stands between slashes: those within it, and line ends, are escaped."""
+    escaped = re.compile(r"\\(.)|([/\n\r])", re.DOTALL)
+    shown = {"/": "\\/", "\n": "\\n", "\r": "\\r"}
+    return escaped.sub(lambda m: m[0] if m[1] and m[1] not in "\n\r" else shown[m[1] or m[2]], pattern)
 
 
 def _closed(node: Any, depth: int) -> Any:
@@ -128,12 +179,12 @@ def _closed(node: Any, depth: int) -> Any:
 
 
 @functools.lru_cache(maxsize=_CHECKED)
-def _check_schema(name: str, schema: str) -> None:
+def _check_schema(what: str, schema: str) -> None:
     from llguidance import LLMatcher
 
     failed, messages = LLMatcher.validate_grammar_with_warnings(f"start: %json {schema}\n")
     if failed:
-        raise ToolSchemaError(f"the schema of {name!r} cannot be used: {_first_line(messages)}")
+        raise ToolSchemaError(f"{what} cannot be used: {_first_line(messages)}")
 
 
 def _first_line(messages: Sequence[str]) -> str:

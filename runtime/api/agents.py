@@ -16,8 +16,9 @@ from runtime.api.documented import After, Limit, Page, Shape, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.making import checked
-from runtime.config import Approval, Given, KvPolicy, Limits, Metadata, OnBusy, Sampling, Wanted
+from runtime.config import Approval, Given, KvPolicy, Limits, Metadata, OnBusy, Wanted
 from runtime.errors import InvalidRequest, NotFound
+from runtime.generation import ResponseFormat, Sampling
 from runtime.kept import as_kept
 from runtime.store import agents
 from runtime.tools.kinds import shown
@@ -57,6 +58,7 @@ class Content(Shape):
     egress: list[str]
     limits: Limits
     sampling: Sampling
+    response_format: ResponseFormat | None = None
     kv: KvPolicy
     approvals: dict[str, Approval]
     budget: dict[str, Any]

@@ -6,7 +6,15 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from runtime.agents import Origin, merged, parse_agent
-from runtime.api.models import checked_model, ensure_image, ensure_it_fits, ensure_reachable, ensure_tools_work
+from runtime.api.models import (
+    checked_model,
+    ensure_answers_work,
+    ensure_image,
+    ensure_it_fits,
+    ensure_reachable,
+    ensure_tokens_exist,
+    ensure_tools_work,
+)
 from runtime.api.problems import describe
 from runtime.api.sealed import ensure_secrets
 from runtime.config import SessionConfig, SessionIn, Wanted
@@ -20,6 +28,7 @@ async def ensure_possible(request: Request, db: Database, tenant: str, config: S
     InvalidRequest."""
     await ensure_image(request, db, config)
     await ensure_tools_work(config)
+    await ensure_answers_work(config)
     ensure_reachable(request, config)
     await ensure_secrets(db, tenant, config)
 
@@ -49,5 +58,6 @@ async def checked(request: Request, db: Database, tenant: str, wanted: Wanted) -
     except SandboxUsageError as error:
         raise InvalidRequest(f"files: {error}", param="files") from error
     await ensure_possible(request, db, tenant, config)
+    ensure_tokens_exist(config, served)
     await ensure_it_fits(request, db, config, served)
     return config

@@ -115,6 +115,27 @@ async def ensure_tools_work(config: SessionConfig) -> None:
         await ensure_tools_work(child)
 
 
+async def ensure_answers_work(config: SessionConfig) -> None:
+    """Raises InvalidRequest where no answer can have its form."""
+    given = config.response_format
+    if given is None:
+        return
+    try:
+        await asyncio.to_thread(lambda: tool_grammar(tool_specs(config), "auto", given.form))
+    except ToolSchemaError as error:
+        raise InvalidRequest(f"response_format: {error}", param="response_format") from error
+
+
+def ensure_tokens_exist(config: SessionConfig, model: Served) -> None:
+    """Raises InvalidRequest where an option names a token that there is none of."""
+    for token in config.sampling.logit_bias:
+        if int(token) >= int(model.card["vocab_size"]):
+            raise InvalidRequest(
+                f"sampling.logit_bias: there is no token {token}; {config.model} has {model.card['vocab_size']}",
+                param="sampling.logit_bias",
+            )
+
+
 def children_of(config: SessionConfig) -> list[SessionConfig]:
     """What the sessions are made of that run as tools of this one."""
     return [config.of_child(tool) for tool in config.declared if isinstance(tool, SessionTool)]

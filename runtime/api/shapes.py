@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from runtime.api.documented import Shape
-from runtime.config import Approval, KvPolicy, Limits, OnBusy, Sampling
+from runtime.config import Approval, KvPolicy, Limits, OnBusy
+from runtime.generation import ResponseFormat, Sampling
 from workflows.states import State
 
 StepKind = Literal["input", "think", "tool", "decision", "compaction"]
@@ -69,6 +70,7 @@ class SessionRow(Shape):
     egress: list[str]
     limits: Limits
     sampling: Sampling
+    response_format: ResponseFormat | None
     kv: KvPolicy
     approvals: dict[str, Approval]
     on_busy: OnBusy

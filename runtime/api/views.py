@@ -255,6 +255,7 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
         "egress": config.get("egress", []),
         "limits": config["limits"],
         "sampling": config["sampling"],
+        "response_format": config.get("response_format"),
         "kv": config["kv"],
         "approvals": config.get("approvals", {}),
         "on_busy": config.get("on_busy", "enqueue"),

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine import Done, Preempted, Prefill, Resumed, Sampling, Tokens
+from engine import Done, Logprob, Preempted, Prefill, Resumed, Sampling, Speculation, Tokens
 from engine import Event as EngineEvent
-from engine.tokens import StreamDecoder, Tokenizer, tool_grammar
+from engine.tokens import StopText, Tokenizer, tool_grammar
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
+from runtime.generation import Sampling as Options
 from runtime.steps.services import Services
 from runtime.store import budgets, events, fleet, steps
 from runtime.store.values import Attempt, Event, Owner, Session
@@ -50,6 +51,7 @@ class Ask:
         session, sampling, sampled = self.session, self.config.sampling, len(self.sampled)
         within = budgets.left(session, "tokens")
         choice = self.tool_choice if self.tool_choice in CHOICES else {"name": self.tool_choice}
+        form = self.config.response_format.form if self.config.response_format is not None else None
         return {
             "request_id": f"{session.session_id}/{self.step_no}/{self.attempt_no}",
             "session": session.session_id,
@@ -58,12 +60,30 @@ class Ask:
             "max_tokens": min(
                 self.config.limits.max_think_tokens - sampled, room, room if within is None else int(within)
             ),
-            "sampling": Sampling(sampling.temperature, sampling.top_k, sampling.top_p, session.seed),
-            "grammar": tool_grammar(self.tools.specs, choice),
+            "sampling": drawing(sampling, session.seed),
+            "grammar": tool_grammar(self.tools.specs, choice, form),
+            "stop": sampling.stop,
+            "logprobs": sampling.logprobs,
+            "speculation": Speculation(sampling.speculation),
             "replay": sampled,
             "salt": session.salt,
             "known_tokens": len(self.prompt) + sampled - 1 if sampled else min(self.known, len(self.prompt)),
         }
+
+
+def drawing(options: Options, seed: int) -> Sampling:
+    """The options as the engine takes them."""
+    return Sampling(
+        options.temperature,
+        options.top_k,
+        options.top_p,
+        seed,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=tuple(sorted((int(token), bias) for token, bias in options.logit_bias.items())),
+    )
 
 
 @dataclass
@@ -73,6 +93,7 @@ class End:
 
     sampled: list[int]
     rest: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[Logprob] = dataclasses.field(default_factory=list)  # of `rest`, where they are asked for
     finish: dict[str, Any] = dataclasses.field(default_factory=lambda: {"finish_reason": "stop", "resumed": True})
     kv_tokens: int = 0
     kv_keys: Sequence[str] | None = None
@@ -114,7 +135,7 @@ class Generation:
         to the step's end, which follows at once."""
         received, receiving, sampled = self._received, self._receiving, list(self._ask.sampled)
         receiving.add_done_callback(lambda _: received.changed.set())
-        shown = Shown(self._s.tokenizer, self._ask.redactor, sampled)
+        shown = Shown(self._s.tokenizer, self._ask.redactor, sampled, self._ask.config.sampling.stop)
         told = False
         while (received.waiting and received.done is None) or not receiving.done():
             await received.changed.wait()
@@ -127,8 +148,10 @@ class Generation:
             while received.waiting and received.done is None:
                 started = time.monotonic()
                 batch = received.waiting[:]
-                await steps.append_tokens(self._s.db, owner, attempt, len(sampled), batch, shown.push(batch))
-                del received.waiting[: len(batch)]
+                likely = told_logprobs(received.logprobs[: len(batch)])
+                text = shown.push(batch)
+                await steps.append_tokens(self._s.db, owner, attempt, len(sampled), batch, text, likely)
+                del received.waiting[: len(batch)], received.logprobs[: len(batch)]
                 sampled.extend(batch)
                 if not receiving.done():  # more will come, or the end, which nothing waits for
                     await asyncio.wait([receiving], timeout=max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
@@ -137,7 +160,7 @@ class Generation:
         assert done is not None
         finish = {name: value for name, value in dataclasses.asdict(done).items() if not name.startswith("kv_")}
         finish["kv"] = received.source()
-        return End(sampled, received.waiting, finish, done.kv_tokens, done.kv_keys)
+        return End(sampled, received.waiting, received.logprobs, finish, done.kv_tokens, done.kv_keys)
 
     async def _tell(self, owner: Owner, attempt: Attempt) -> None:
         notes, self._received.notes = self._received.notes, []
@@ -148,18 +171,30 @@ class Generation:
 class Shown:
     """The text of sampled tokens as events tell it. `before`: those that were durable, and have been told."""
 
-    def __init__(self, tokenizer: Tokenizer, redactor: Redactor, before: Sequence[int]) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, redactor: Redactor, before: Sequence[int], stops: Sequence[str] = ()
+    ) -> None:
+        self._text = StopText(tokenizer, stops)
         self._mask = redactor.stream()
         self.push(before)
 
     def push(self, token_ids: Sequence[int], *, last: bool = False) -> str:
-        """What may be the beginning of a secret is told with what follows it, or with the `last`."""
-        text = self._decoder.push(token_ids)
+        """What may be the beginning of a secret or of a stop text is told with what follows it, or with the `last`."""
+        text = self._text.push(token_ids) + (self._text.finish() if last else "")
         if self._mask is None:
             return text
         told = self._mask.read(text.encode("utf-8", "replace")) + (self._mask.rest() if last else b"")
         return told.decode("utf-8", "replace")
+
+
+def told_logprobs(given: Sequence[Logprob]) -> list[dict[str, Any]] | None:
+    """As events tell them; None: they were not asked for."""
+    if not given:
+        return None
+    return [
+        {"logprob": one.logprob, "top": [{"token_id": token, "logprob": value} for token, value in one.top]}
+        for one in given
+    ]
 
 
 class _Received:
@@ -167,6 +202,7 @@ class _Received:
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
+        self.logprobs: list[Logprob] = []  # of those that wait, if any
         self.prefill: Prefill | None = None
         self.notes: list[Event] = []  # where the KV went and came from meanwhile
         self.done: Done | None = None
@@ -177,6 +213,7 @@ class _Received:
             async for event in generation:
                 if isinstance(event, Tokens):
                     self.waiting.extend(event.ids)
+                    self.logprobs.extend(event.logprobs or ())
                 elif isinstance(event, Prefill):
                     self.prefill = event
                     self.notes += _sources(event)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from engine.tokens import StopText
 from runtime.config import SessionConfig
 from runtime.steps import checkpoints
 from runtime.steps.compacting import warning
-from runtime.steps.generating import Ask, End, Generation, Shown
+from runtime.steps.generating import Ask, End, Generation, Shown, told_logprobs
 from runtime.steps.listing import catalog, catalog_of
 from runtime.steps.reading import Reading, read
 from runtime.steps.recent import Past, past
@@ -95,7 +96,7 @@ async def _think(
             await _keep(s, owner, attempt, end, values)
             if await steps.hold_for_budget(s.db, owner, attempt):
                 return None  # it goes on after its last durable token, once there is more
-        return await _complete(s, owner, attempt, behind, end, _read(s, tools, end.whole, what), values)
+        return await _complete(s, owner, attempt, behind, end, _read(s, tools, end.whole, what, config), values)
     except asyncio.CancelledError:
         await asyncio.shield(steps.abandon(s.db, owner, attempt, "cancelled", "the think was cancelled"))
         raise
@@ -106,21 +107,26 @@ async def _think(
 
 async def _keep(s: Services, owner: Owner, attempt: Attempt, end: End, values: Opened) -> None:
     """Make the rest durable by itself."""
-    if (last := _last(s, end, values, False)) is not None:
-        await steps.append_tokens(s.db, owner, attempt, last.offset, last.token_ids, last.text)
-        end.sampled, end.rest = end.whole, []
+    config = SessionConfig.model_validate(attempt.session.config)
+    if (last := _last(s, end, values, config, False)) is not None:
+        await steps.append_tokens(s.db, owner, attempt, last.offset, last.token_ids, last.text, last.logprobs)
+        end.sampled, end.rest, end.logprobs = end.whole, [], []
 
 
-def _last(s: Services, end: End, values: Opened, is_whole: bool) -> Sampled | None:
-    if not end.rest:
+def _last(s: Services, end: End, values: Opened, config: SessionConfig, is_whole: bool) -> Sampled | None:
+    shown = Shown(s.tokenizer, values.redactor, end.sampled, config.sampling.stop)
+    text = shown.push(end.rest, last=is_whole)
+    if not end.rest and not text:
         return None
-    shown = Shown(s.tokenizer, values.redactor, end.sampled)
-    return Sampled(len(end.sampled), end.rest, shown.push(end.rest, last=is_whole))
+    return Sampled(len(end.sampled), end.rest, text, told_logprobs(end.logprobs))
 
 
-def _read(s: Services, tools: Catalog, sampled: list[int], what: ThinkIn) -> Reading:
+def _read(s: Services, tools: Catalog, sampled: list[int], what: ThinkIn, config: SessionConfig) -> Reading:
+    parsed = s.chat.parse_assistant(sampled, config.sampling.stop)
     ended = bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids
-    return read(s.chat.parse_assistant(sampled), ended, tools.names, what.tool_choice, what.corrections)
+    if config.response_format is not None and config.response_format.type != "text" and not parsed.calls:
+        return Reading("final" if parsed.complete else "incomplete", parsed.text)
+    return read(parsed, ended, tools.names, what.tool_choice, what.corrections)
 
 
 async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: str) -> bool:
@@ -132,8 +138,8 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
         return False
     behind = await past(s.db, s.recent, what)
     end = End(attempt.model_tokens, finish={"finish_reason": "interrupted", "resumed": True})
-    reading = Reading("interrupted", s.chat.parse_assistant(end.sampled).text)
     config = SessionConfig.model_validate(attempt.session.config)
+    reading = Reading("interrupted", s.chat.parse_assistant(end.sampled, config.sampling.stop).text)
     values = await opened(s, attempt.session.tenant_id, config)
     await _complete(s, owner, attempt, behind, end, reading, values)
     return True
@@ -141,7 +147,9 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
 
 def _ended(s: Services, sampled: list[int], config: SessionConfig) -> bool:
     return bool(sampled) and (
-        sampled[-1] in s.engine.card.eos_token_ids or len(sampled) >= config.limits.max_think_tokens
+        sampled[-1] in s.engine.card.eos_token_ids
+        or len(sampled) >= config.limits.max_think_tokens
+        or (bool(config.sampling.stop) and StopText.ends(s.tokenizer, config.sampling.stop, sampled))
     )
 
 
@@ -180,7 +188,7 @@ async def _complete(
             *warning(s.engine.card.context_length, len(behind.tokens), len(after)),
         ],
         to=None if reading.outcome == "tools" else Move.REST,
-        last=_last(s, end, values, True),
+        last=_last(s, end, values, SessionConfig.model_validate(attempt.session.config), True),
     )
     if ended.mine:
         s.recent.keep(

@@ -210,13 +210,19 @@ async def hold_for_budget(db: Database, owner: Owner, attempt: Attempt) -> bool:
 
 
 async def append_tokens(
-    db: Database, owner: Owner, attempt: Attempt, offset: int, token_ids: Sequence[int], text: str
+    db: Database,
+    owner: Owner,
+    attempt: Attempt,
+    offset: int,
+    token_ids: Sequence[int],
+    text: str,
+    logprobs: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Make sampled tokens durable, with the event that shows them. `offset`: sampled tokens of the step before these.
 
     Already there: a no-op. Not the next ones: StaleEpoch, since another attempt is writing.
     """
-    delta = Sampled(offset, token_ids, text).event
+    delta = Sampled(offset, token_ids, text, logprobs).event
 
     async def work(connection: asyncpg.Connection) -> int:
         session = await locked(connection, owner.session_id, owner.epoch)
@@ -253,7 +259,7 @@ async def complete(
     of yet; `last`: sampled tokens that become durable with the end. Raises StaleEpoch, also where the step has other
     tokens than those before them, since another attempt is writing.
     """
-    model = [Segment("model", last.token_ids)] if last else []
+    model = [Segment("model", last.token_ids)] if last and last.token_ids else []
     completed = Event("step.completed", {k: v for k, v in output.items() if k != "text"})
     told = [*([last.event] if last else []), *notes, completed, _made(checkpoint)]
     end = functools.partial(

@@ -46,15 +46,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Sampled tokens of a step, after `offset` others, and the text that they show."""
+    """Sampled tokens of a step, after `offset` others, and the text that they show. `logprobs`: one for each token,
+    where they were asked for."""
 
     offset: int
     token_ids: Sequence[int]
     text: str
+    logprobs: Sequence[Mapping[str, Any]] | None = None
 
     @property
     def event(self) -> Event:
-        return Event("model.delta", {"text": self.text, "token_ids": list(self.token_ids), "offset": self.offset})
+        told = {"text": self.text, "token_ids": list(self.token_ids), "offset": self.offset}
+        return Event("model.delta", told if self.logprobs is None else {**told, "logprobs": list(self.logprobs)})
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from engine.facts import PAGE_SIZE, BackendIdentity
 from engine.intents import Intents
 from engine.kvcall import parse_kv
 from engine.lanes import Lanes
+from engine.live import Guides
 from engine.pages import PagePool
 from engine.reports import Reports
 from engine.request import Limits, parse_generate
@@ -85,9 +86,15 @@ class FakeBackend(HostPages):
         for index, token in enumerate(tile.tokens):
             row = (tile.row + index) * ROW_BYTES
             self.page(tile.blocks[-1])[row : row + ROW_BYTES] = struct.pack("<ii", token, start + index + 1)
+        if tile.all_logits:
+            ends = range(start + 1, start + len(tile.tokens) + 1)
+            return np.stack([self._answer(self._context(tile.blocks, end)) for end in ends])
         if not tile.wants_logits:
             return None
-        return oracle_logits(self._context(tile.blocks, start + len(tile.tokens)))
+        return self._answer(self._context(tile.blocks, start + len(tile.tokens)))
+
+    def _answer(self, context: Sequence[int]) -> Logits:
+        return oracle_logits(context)
 
     def _context(self, blocks: Sequence[int], length: int) -> list[int]:
         tokens = []
@@ -156,7 +163,7 @@ class Harness:
 
         def submit() -> None:
             try:
-                self.core.submit(spec, None, sink)
+                self.core.submit(spec, Guides(), sink)
             except EngineError as error:
                 generation.frames.put({"type": "error", "code": getattr(error, "code", ""), "message": str(error)})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.client import Done, EngineClient, Prefill, Tokens
-from engine.request import Sampling
+from engine.sampling import Sampling
 
 
 @dataclass

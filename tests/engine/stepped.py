@@ -17,10 +17,13 @@ from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.intents import Intents
 from engine.kvcall import parse_kv
+from engine.live import Guides
 from engine.pages import PagePool
-from engine.request import GenerateSpec, Limits, Sampling
-from engine.sampler import Allowed, sample
+from engine.request import GenerateSpec, Limits
+from engine.sampler import sample
+from engine.sampling import Sampling
 from engine.scheduler import Budget, Scheduler
+from engine.speculator import Speculator
 from engine.store import KvStore
 from kvtier import TierStack
 
@@ -137,6 +140,7 @@ class Stepped:
         budget: Budget,
         lanes: ManualLanes | None = None,
         tick_s: float = 0.0,
+        speculator: Speculator | None = None,
     ) -> None:
         """`tick_s` passes whenever the engine looks at the clock."""
         self.lanes = lanes or ManualLanes()
@@ -146,7 +150,9 @@ class Stepped:
         inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         limits = Limits(context=context, vocab=vocab, pool_tokens=blocks * 16)
         scheduler = Scheduler(self.store.pool, budget)
-        self.core = EngineCore(backend, self.store, scheduler, limits, (), inbox, clock=self._tick)
+        self.core = EngineCore(
+            backend, self.store, scheduler, limits, (), inbox, clock=self._tick, speculator=speculator
+        )
         self._tick_s = tick_s
         self.intents = Intents(self.core)
         self.told: list[Told] = []
@@ -156,14 +162,23 @@ class Stepped:
         return self.now_s
 
     def submit(
-        self, session: str, prompt: Sequence[int], count: int, seed: int, *, known: int = 0, salt: bytes = b""
+        self,
+        session: str,
+        prompt: Sequence[int],
+        count: int,
+        seed: int,
+        *,
+        known: int = 0,
+        salt: bytes = b"",
+        sampling: Sampling | None = None,
+        **fields: Any,
     ) -> Told:
-        sampling = Sampling(temperature=0.8, seed=seed)
+        sampling = sampling or Sampling(temperature=0.8, seed=seed)
         told = Told(f"q{len(self.told)}", session, tuple(prompt), sampling, count)
         spec = GenerateSpec(
-            told.request_id, session, 0, told.prompt, count, sampling=sampling, known_tokens=known, salt=salt
+            told.request_id, session, 0, told.prompt, count, sampling=sampling, known_tokens=known, salt=salt, **fields
         )
-        self.core.submit(spec, None, told.sink)
+        self.core.submit(spec, Guides(), told.sink)
         self.told.append(told)
         return told
 
@@ -205,10 +220,10 @@ class LogitsLog:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.seen: dict[tuple[int, int], str] = {}
-        patch.setattr("engine.core.sample", self._sample)
+        patch.setattr("engine.drawing.sample", self._sample)
 
-    def _sample(self, logits: Logits, sampling: Sampling, position: int, allowed: Allowed | None = None) -> int:
+    def _sample(self, logits: Logits, sampling: Sampling, position: int, *rest: Any) -> int:
         digest = hashlib.sha256(logits.tobytes()).hexdigest()
         known = self.seen.setdefault((sampling.seed, position), digest)
         assert known == digest, f"the logits of seed {sampling.seed} at position {position} differ between runs"
-        return sample(logits, sampling, position, allowed)
+        return sample(logits, sampling, position, *rest)

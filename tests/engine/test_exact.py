@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.backends import Tile
+from engine.backends.face import cut
 from engine.facts import PAGE_SIZE
 from tests.engine.conftest import MODELS, Loaded, load, model_path, models_dir
 from tests.engine.tiny import write_tiny
@@ -109,6 +110,31 @@ def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt(rig: Rig) -> None
         at += size
     assert np.array_equal(whole, chunked)
     assert rig.pages(0, LENGTH) == rig.pages(1, LENGTH)
+
+
+@pytest.mark.parametrize("drafts", [9])
+def test_the_rows_of_a_verification_have_the_bits_that_they_have_alone(rig: Rig, drafts: int) -> None:
+    """Beside another one and a lone token; what does not stand is written over without a trace."""
+    start = 26
+    for sequence in range(4):
+        rig.run(sequence, 0, start)
+    alone = [rig.run(0, start + n, start + n + 1) for n in range(drafts + 1)]
+    wrong = [*rig.ids[: start + 1], *rig.ids[60 : 60 + drafts]]
+    tiles = [
+        *cut(rig.table(1), start, rig.ids[start : start + drafts + 1], all_logits=True),
+        *rig.tiles(3, start, start + 1),
+        *cut(rig.table(2), start, wrong[start:], all_logits=True),
+    ]
+    given = [rows for rows in rig.backend.forward(tiles) if rows is not None]
+    rows = np.concatenate([rows[None] if rows.ndim == 1 else rows for rows in given])
+    assert rows.shape[0] == 2 * (drafts + 1) + 1
+    for at, row in enumerate(alone):
+        assert np.array_equal(rows[at], row), at
+    assert np.array_equal(rows[drafts + 1], alone[0])
+    assert rig.pages(0, start + drafts + 1) == rig.pages(1, start + drafts + 1)
+    again = [rig.run(2, start + n, start + n + 1) for n in range(drafts + 1)]
+    assert all(np.array_equal(one, other) for one, other in zip(again, alone, strict=True))
+    assert rig.pages(0, start + drafts + 1) == rig.pages(2, start + drafts + 1)
 
 
 def test_tokens_one_by_one_give_the_bits_of_the_whole_prompt(rig: Rig) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.live import Guides
 from engine.request import parse_generate
 from engine.scheduler import Budget
 from kvtier import TierConfig, TierStack
@@ -148,7 +149,7 @@ def sent_back_in_prefill() -> list[dict[str, Any]]:
     engine.settle()
     frames: list[dict[str, Any]] = []
     message = {"request_id": "q", "session": "s", "token_ids": prompt, "max_tokens": 4, "kv_source": "none"}
-    engine.core.submit(parse_generate(message), None, frames.append)
+    engine.core.submit(parse_generate(message), Guides(), frames.append)
     (request,) = engine.core.scheduler.requests()
     while request.computed < 16:
         engine.turn()

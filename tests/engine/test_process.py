@@ -16,11 +16,11 @@ import pytest
 
 from engine.client import EngineClient
 from engine.errors import EngineGone
-from engine.request import Sampling
+from engine.sampling import Sampling
 from engine.tokens import ToolSpec, load_chat_format
 from engine.wire import encode_frame, read_frame
 from tests.engine.conftest import MODELS, model_path, share_native
-from tests.engine.process import Process, engine, hear
+from tests.engine.process import Process, engine, hear, refusal
 from tests.engine.tiny import write_tiny
 
 PROMPT = [3 + (5 * i) % 250 for i in range(70)]
@@ -88,6 +88,22 @@ async def test_many_at_once_give_what_each_gives_alone(served: Process) -> None:
         ({"sampling": {"top_p": 2}}, "bad_request", "sampling.top_p"),
         ({"sampling": {"seed": -5}}, "bad_request", "sampling.seed"),
         ({"sampling": [1]}, "bad_request", "sampling"),
+        ({"sampling": {"min_p": 1.5}}, "bad_request", "sampling.min_p"),
+        ({"sampling": {"repetition_penalty": 0}}, "bad_request", "sampling.repetition_penalty"),
+        ({"sampling": {"presence_penalty": "much"}}, "bad_request", "sampling.presence_penalty"),
+        ({"sampling": {"frequency_penalty": 1e9}}, "bad_request", "sampling.frequency_penalty"),
+        ({"sampling": {"logit_bias": {"-3": 1}}}, "bad_request", "sampling.logit_bias"),
+        ({"sampling": {"logit_bias": {"3": 1e9}}}, "bad_request", "sampling.logit_bias.3"),
+        ({"sampling": {"logit_bias": {"265": 1}}}, "token_out_of_range", "sampling.logit_bias names 265"),
+        ({"sampling": {"logit_bias": {str(n): 1 for n in range(2000)}}}, "bad_request", "2000 tokens"),
+        ({"sampling": {"typical_p": 0.5}}, "bad_request", "sampling.typical_p is no option"),
+        ({"stop": [""]}, "bad_request", "stop[0] has 0 characters"),
+        ({"stop": "x"}, "bad_request", "stop"),
+        ({"stop": ["x"] * 17}, "bad_request", "stop has 17 texts"),
+        ({"stop": ["hello"], "token_ids": [1, 260, 262], "replay": 2}, "bad_request", "end with the stop text"),
+        ({"logprobs": 21}, "bad_request", "logprobs"),
+        ({"logprobs": True}, "bad_request", "logprobs"),
+        ({"speculation": "always"}, "bad_request", "speculation"),
         ({"grammar": "start: ("}, "bad_grammar", "grammar"),
         ({"grammar": 5}, "bad_request", "grammar"),
         ({"replay": 9}, "bad_request", "replay"),
@@ -389,3 +405,29 @@ async def test_a_real_model_goes_on_after_sigkill_and_calls_its_tool(tmp_path: P
             assert [call.name for call in parsed.calls] == ["write_file"]
         else:
             assert (parsed.calls, parsed.complete) == ((), False)
+
+
+async def test_an_engine_with_drafts_says_what_one_without_says_and_counts_them(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    """Its draft model is itself: everything stands that the options let stand."""
+    options = Sampling(temperature=0.9, top_k=40, seed=3, frequency_penalty=0.2, logit_bias=((9, 1.5),))
+    said: dict[str, list[Any]] = {}
+    for name, started in {"drafts": {"draft_model": tiny_path}, "none": {"speculation": "off"}}.items():
+        root = tmp_path / name
+        root.mkdir()
+        async with engine(tiny_path, root, **started) as process, await EngineClient.connect(process.socket) as client:
+            heard = [await hear(client, f"s{n}", [*PROMPT, n], 60, sampling=options, logprobs=2) for n in range(3)]
+            stopped = await hear(client, "t", PROMPT, 60, sampling=options, stop=["\u00e9", "a", "e"])
+            said[name] = [*(one.tokens for one in heard), stopped.tokens, stopped.done and stopped.done.stop_text]
+            told = (await client.stats())["speculation"]
+            assert told["accepted"] <= told["drafted"]
+            assert name == "drafts" or not told["passes"]
+    assert said["drafts"] == said["none"]
+
+
+@pytest.mark.model
+async def test_a_draft_model_of_another_vocabulary_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    status, said = await refusal(tiny_path, tmp_path, draft_model=model_path(MODELS[0]))
+    assert status == 2
+    assert "has other tokens than" in said[-1]["error"]

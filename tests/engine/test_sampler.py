@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import EngineFault
-from engine.request import Sampling
 from engine.sampler import sample, uniform
+from engine.sampling import Sampling
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.125, 0.0625, 0.0625], dtype=np.float32))
 

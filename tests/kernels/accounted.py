@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from engine import core, transfers
+from engine import drawing, transfers
 from engine.backends import gpu_pages, gpu_step, triton
 from engine.backends.face import Wish
 from engine.backends.gpu_pages import LayerArrival
@@ -193,4 +193,4 @@ def watch_tiers(account: Account, patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(transfers, "_read", reading)
     patch.setattr(TierStack, "put", putting)
-    patch.setattr(core, "sample", sampling)
+    patch.setattr(drawing, "sample", sampling)

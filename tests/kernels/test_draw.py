@@ -7,7 +7,7 @@ import torch
 
 from engine import sampler
 from engine.kernels.draw import Rules, draw, meaning
-from engine.request import Sampling
+from engine.sampling import Sampling
 
 SAMPLINGS = [
     Sampling(),
@@ -20,6 +20,9 @@ SAMPLINGS = [
     Sampling(temperature=0.01, top_p=0.0, seed=8),
     Sampling(temperature=1.0, top_k=1, top_p=0.0, seed=9),
     Sampling(temperature=1.0, top_k=2, top_p=0.0, seed=10),
+    Sampling(temperature=1.0, min_p=0.05, seed=11),
+    Sampling(temperature=1.7, top_k=90, top_p=0.95, min_p=0.2, seed=12),
+    Sampling(temperature=2.5, min_p=1.0, seed=13),
 ]
 ROWS = len(SAMPLINGS)
 
@@ -34,6 +37,7 @@ def rules_of(samplings: list[Sampling], positions: list[int]) -> Rules:
         top_p=column("top_p", torch.float64),
         seed=column("seed", torch.int64),
         position=torch.tensor(positions),
+        log_min_p=column("min_p", torch.float64).log(),
     )
 
 

@@ -12,8 +12,9 @@ from engine.backends.face import Tile, Wish, cut
 from engine.backends.gpu_captured import BUCKETS
 from engine.backends.graphs import CaptureFault, Recordings
 from engine.facts import PAGE_SIZE
-from engine.request import Sampling
+from engine.penalties import Seen
 from engine.sampler import sample
+from engine.sampling import Sampling
 from tests.engine import test_exact, test_moves
 from tests.engine.conftest import Loaded, load
 from tests.engine.test_exact import PAGES, Rig
@@ -28,6 +29,7 @@ adopt(
     test_exact,
     "test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt",
     "test_a_sequence_in_a_mixed_batch_gives_the_bits_it_gives_alone",
+    "test_the_rows_of_a_verification_have_the_bits_that_they_have_alone",
     "test_a_restored_session_goes_on_with_the_bits_of_one_that_never_left",
 )
 adopt(globals(), test_moves)
@@ -87,6 +89,30 @@ def test_tokens_drawn_on_the_device_are_those_that_are_drawn_from_its_logits(mad
     expected = [sample(row, wish.sampling, wish.position, wish.allowed) for row, wish in zip(rows, wishes, strict=True)]
     assert made.draw(tiles, wishes) == expected
     assert expected[2] in (5, 77, 200)
+
+
+def test_a_verification_draws_on_the_device_what_is_drawn_from_its_rows_whatever_the_options(made: Any) -> None:
+    made.forward(cut([0], 0, [7, 8, 9]))
+    made.forward(cut([1], 0, [9, 8, 7]))
+    tiles = [*cut([0], 3, [4, 5, 6], all_logits=True), *cut([1], 3, [3])]
+    rules = Sampling(
+        1.1,
+        50,
+        0.97,
+        seed=8,
+        min_p=0.02,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        logit_bias=((3, 2.5), (9, -100.0)),
+    )
+    tallies = [Seen([7, 8, 9, 4, 5, 6][: 4 + n], n).tally() for n in range(3)]
+    wishes = [Wish(rules, 4 + n, None, tally) for n, tally in enumerate(tallies)] + [Wish(Sampling(), 4)]
+    given = [rows.copy() for rows in made.forward(tiles) if rows is not None]
+    rows = [*given[0], given[1]]
+    expected = [sample(row, w.sampling, w.position, w.allowed, w.tally) for row, w in zip(rows, wishes, strict=True)]
+    assert made.draw(tiles, wishes) == expected
+    assert all(np.array_equal(row, rows[at]) for at, row in zip((0, 2), made.rows([0, 2]), strict=True))
 
 
 def test_where_no_token_is_possible_none_is_drawn_and_a_step_without_wishes_draws_nothing(made: Any) -> None:

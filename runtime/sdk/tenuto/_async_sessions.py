@@ -35,6 +35,7 @@ class AsyncSessions:
         files: Mapping[str, str] | None = None,
         limits: Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         kv: Mapping[str, Any] | None = None,
         seed: int | None = None,
         approvals: Mapping[str, Any] | None = None,
@@ -51,11 +52,13 @@ class AsyncSessions:
 
         `tools`: names of built-in ones, tools of your own, or functions (see `tenuto.tool`), which run here; `files`:
         its first workspace; `approvals`: tools whose calls wait for a person; `budget`: what it may use in all;
+        `sampling`: how tokens are drawn, `stop` and `logprobs` among it; `response_format`: what answers must be;
         `on_busy`: what a message does that comes while it works; `context_policy`: what gives way in a full context;
         `egress`: hosts that its sandbox may reach; `image`: what its sandbox is made of; `agent`: a name, or `name@3`,
         which says whatever is not said here. Of functions, only those given here run, not those an agent names.
         """
         more: dict[str, Any] = {
+            "response_format": response_format,
             "approvals": approvals,
             "budget": budget,
             "on_busy": on_busy,

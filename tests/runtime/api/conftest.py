@@ -22,7 +22,7 @@ from tests.conftest import make_database
 from tests.runtime.api.house import House, open_house
 
 KEY = "tk_test"
-CARD = {"model": "smollm2-135m-instruct", "context_length": 8192, "fingerprint": "00"}
+CARD = {"model": "smollm2-135m-instruct", "context_length": 8192, "vocab_size": 49152, "fingerprint": "00"}
 
 
 @cache

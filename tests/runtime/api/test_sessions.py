@@ -96,6 +96,20 @@ async def test_what_is_repeated_after_the_end_starts_nothing(db, client, repeate
         ),
         ({"limits": {"max_think_tokens": 0}}, "limits.max_think_tokens", "greater than or equal to 1"),
         ({"sampling": {"temperature": 9}}, "sampling.temperature", "less than or equal to 2"),
+        ({"sampling": {"min_p": -0.1}}, "sampling.min_p", "greater than or equal to 0"),
+        ({"sampling": {"presence_penalty": 3}}, "sampling.presence_penalty", "less than or equal to 2"),
+        ({"sampling": {"logit_bias": {"x": 1}}}, "sampling.logit_bias", "pattern"),
+        ({"sampling": {"logit_bias": {"7": 101}}}, "sampling.logit_bias", "less than or equal to 100"),
+        ({"sampling": {"logit_bias": {"49152": 1}}}, "sampling.logit_bias", "there is no token 49152"),
+        ({"sampling": {"stop": [""]}}, "sampling.stop", "at least 1 character"),
+        ({"sampling": {"stop": ["a"] * 9}}, "sampling.stop", "at most 8 items"),
+        ({"sampling": {"logprobs": 21}}, "sampling.logprobs", "less than or equal to 20"),
+        ({"sampling": {"speculation": "on"}}, "sampling.speculation", "'auto', 'off' or 'ratio'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs a json_schema"),
+        ({"response_format": {"type": "regex", "json_schema": {}}}, "response_format", "has no json_schema"),
+        ({"response_format": {"type": "regex", "pattern": "("}}, "response_format", "cannot be used"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"enum": []}}}, "response_format", "Unsatisfiable"),
+        ({"response_format": {"type": "json_object"}, "sampling": {"stop": ["}"]}}, "", "sampling.stop"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"system": "tide " * 9000}, "system", "the context of smollm2-135m-instruct holds 8192"),
     ],
@@ -355,3 +369,13 @@ async def test_a_parameter_that_a_route_does_not_have_is_refused(client):
 async def test_a_key_that_is_missing_or_unknown_is_asked_for_in_the_usual_way(client):
     answer = await client.get("/v1/sessions", headers={"Authorization": "Bearer no"})
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+
+async def test_a_session_shows_how_its_answers_are_drawn(client):
+    sampling = {"temperature": 0.5, "stop": ["END"], "logit_bias": {"7": -100}, "logprobs": 2, "speculation": "off"}
+    made = (await client.post("/v1/sessions", json={"sampling": sampling})).json()
+    assert {name: made["sampling"][name] for name in sampling} == sampling
+    assert (made["sampling"]["min_p"], made["response_format"]) == (0.0, None)
+    form = {"type": "json_schema", "json_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+    made = (await client.post("/v1/sessions", json={"response_format": form})).json()
+    assert {name: value for name, value in made["response_format"].items() if value is not None} == form
