@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from fastapi import Depends, FastAPI, Response
 
-from runtime import prices
+from runtime import console, prices
 from runtime.api import (
     admin,
+    admin_attention,
     admin_kv,
     admin_sessions,
     agents,
@@ -42,6 +43,7 @@ from runtime.api.counts import Counted, Counts
 from runtime.api.documented import Shape
 from runtime.api.feeds import Hub
 from runtime.api.guard import Authenticated, Db, Guard
+from runtime.api.on_behalf import OnBehalf
 from runtime.api.request_id import RequestIds
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
@@ -68,6 +70,7 @@ ROUTERS = (
     models.router,
     admin.router,
     admin_kv.router,
+    admin_attention.router,
     keys.router,
     keys.admin_router,
     tenants.router,
@@ -119,6 +122,7 @@ def make_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(queries.only_known)],
         generate_unique_id_function=documented.name_of,
     )
+    app.add_middleware(OnBehalf)
     app.add_middleware(Noted)
     app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
     app.add_middleware(Guard)
@@ -129,6 +133,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     _health(app)
     documented.describe(app)
+    console.install(app, settings)
     return app
 
 
