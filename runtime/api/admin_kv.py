@@ -102,14 +102,14 @@ class SandboxOut(Shape):
 @router.get("/engines")
 async def list_engines(request: Request, db: Db, tenant: Tenant, node: NodeName = None) -> Page[EngineOut]:
     """The engine of every living node: its card and its figures."""
-    found = await _of_nodes(request, db, tenant, "engine", {}, node, ASK_S)
+    found = await of_nodes(request, db, tenant, "engine", {}, node, ASK_S)
     return page_of([EngineOut(id=name, **_only(told, "card", "stats", "error")) for name, told in found], False)
 
 
 @router.get("/kv")
 async def list_tiers(request: Request, db: Db, tenant: Tenant, node: NodeName = None) -> Page[KvOut]:
     """Where KV lies on every living node: tiers, budgets, occupancy, pins, hits, faults, break-even."""
-    found = await _of_nodes(request, db, tenant, "engine", {}, node, ASK_S)
+    found = await of_nodes(request, db, tenant, "engine", {}, node, ASK_S)
     return page_of([_tiers(name, told) for name, told in found], False)
 
 
@@ -117,7 +117,7 @@ async def list_tiers(request: Request, db: Db, tenant: Tenant, node: NodeName = 
 async def audit_kv(body: AuditIn, request: Request, db: Db, tenant: Tenant) -> Page[AuditOut]:
     """Read every page of every tier and compare with the record. Repeated: looked through anew."""
     asked = {"repair": body.repair, "shared": body.shared}
-    found = await _of_nodes(request, db, tenant, "audit", asked, body.node, AUDIT_S)
+    found = await of_nodes(request, db, tenant, "audit", asked, body.node, AUDIT_S)
     names = [name for name in AuditOut.model_fields if name not in ("id", "object", "clean")]
     return page_of(
         [AuditOut(id=name, clean=bool(told.get("clean")), **_only(told, *names)) for name, told in found], False
@@ -168,7 +168,7 @@ def _only(told: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: told[name] for name in names if name in told}
 
 
-async def _of_nodes(
+async def of_nodes(
     request: Request, db: Database, tenant: str, kind: str, asked: dict[str, Any], node: str | None, within_s: float
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """What each node answers, by its name; `error` is why one did not. Raises NotFound."""

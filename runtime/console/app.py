@@ -8,11 +8,10 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from fastapi import FastAPI
 from starlette.applications import Starlette
-from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -152,11 +151,11 @@ class Console:
         back = _ours(request.query_params.get("next"))
         if request.method == "GET":
             return self._render(request, None, Page("login.html", {"next": back}))
-        form = await request.form(max_fields=MOST_FORM)
-        back = _ours(str(form.get("next", "")))
+        form = await _form(request)
+        back = _ours(form.get("next"))
         db = self._outer.state.db
         try:
-            caller = await keys.caller(db, str(form.get("key", "")).strip() or "none")
+            caller = await keys.caller(db, form.get("key", "").strip() or "none")
             if caller.scope != "admin":
                 wrong = "This key may use sessions. The console takes a key of scope admin."
                 return self._render(request, None, Page("login.html", {"next": back, "wrong": wrong}, 403))
@@ -172,7 +171,7 @@ class Console:
 
     async def _logout(self, request: Request) -> Response:
         operator = self._operator(request)
-        form = await request.form(max_fields=MOST_FORM)
+        form = await _form(request)
         if operator is None or form.get("mark") != operator.mark:
             return self._to_login(request)
         response = RedirectResponse(f"{BASE}/login", 303, headers=HEADERS)
@@ -198,8 +197,8 @@ class Console:
 
     async def _act(self, request: Request) -> Response:
         operator = self._operator(request)
-        form = await request.form(max_fields=MOST_FORM)
-        fields = _texts(form)
+        form = await _form(request)
+        fields = dict(form)
         back = _ours(fields.pop("back", ""))
         if operator is None:
             return self._to_login(request)
@@ -283,8 +282,12 @@ def _request(name: str, action: Action, fields: Mapping[str, str]) -> tuple[str,
     return path, body
 
 
-def _texts(form: FormData) -> dict[str, str]:
-    return {name: value for name, value in form.items() if isinstance(value, str)}
+async def _form(request: Request) -> dict[str, str]:
+    """Its fields; none where it is no form."""
+    try:
+        return dict(parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=MOST_FORM))
+    except ValueError:
+        return {}
 
 
 def _ours(address: str | None) -> str:
