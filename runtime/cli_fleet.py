@@ -59,7 +59,7 @@ def node() -> None:
 @click.option("--within", "within_s", type=float, default=120.0, show_default=True, help="Seconds to wait at most.")
 @click.option("--json", "as_json", is_flag=True)
 def drain(node_id: str, wait: bool, within_s: float, as_json: bool) -> None:
-    """Give a node no more sessions, and hand over those that it has. Once it is restarted it takes sessions again."""
+    """Give a node no more sessions, and hand over those that it has. See `node undrain`."""
     with tenuto.Client() as client:
         found = client.post(f"/v1/admin/nodes/{segment(node_id)}/drain")
         deadline = time.monotonic() + within_s
@@ -69,11 +69,21 @@ def drain(node_id: str, wait: bool, within_s: float, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
     elif found["state"] == "drained":
-        click.echo(f"{node_id} is drained; it takes sessions again once its process is restarted")
+        click.echo(f"{node_id} is drained; `tenuto node undrain` has it take sessions again")
     else:
         click.echo(f"{node_id} is {found['state']}, {found['running']} of its {found['sessions']} sessions run")
     if wait and found["state"] != "drained":
         raise click.exceptions.Exit(1)
+
+
+@node.command()
+@click.argument("node_id")
+@click.option("--json", "as_json", is_flag=True)
+def undrain(node_id: str, as_json: bool) -> None:
+    """Have a node that drains, or is drained, take sessions again: its process ends, and is started anew."""
+    with tenuto.Client() as client:
+        found = client.post(f"/v1/admin/nodes/{segment(node_id)}/undrain")
+    click.echo(json.dumps(found) if as_json else f"{node_id} starts anew, and takes sessions then")
 
 
 def _node(client: tenuto.Client, node_id: str) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class Drain:
         self._s, self._client = services, client
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def began(self) -> bool:
+        return self._task is not None
+
     def begin(self) -> None:
         """Start draining, unless that has begun."""
         if self._task is None:

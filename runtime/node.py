@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
@@ -211,6 +213,10 @@ async def _beat(s: Services, drain: Drain) -> None:
         try:
             if await fleet.heartbeat(s.db, s.node_id, s.boot, engine_answers=answers):
                 drain.begin()
+            elif drain.began:
+                log.warning("node %s is wanted back; it ends, and takes sessions in its next life", s.node_id)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
         except Exception:
             log.exception("no heartbeat; trying again")
         await asyncio.sleep(BEAT_EVERY_S)

@@ -33,7 +33,7 @@ Acting = Annotated[Act, Depends(acting)]
 
 def action_of(scope: Scope) -> str:
     """Collection and route, as `keys.revoke`."""
-    collection = _kept(scope["path"].removeprefix(_PREFIX).partition("/")[0])
+    collection = _kept(scope["path"].removeprefix(_PREFIX).removeprefix("/v1/").partition("/")[0])
     name = getattr(scope.get("route"), "name", None) or scope["method"].lower()
     return f"{collection[:64]}.{name}"
 
@@ -77,6 +77,8 @@ async def _note(scope: Scope, caller: Caller, status: int) -> None:
     act = Act(caller.tenant_id, caller.key_id, action_of(scope), request_id())
     target = _kept(":".join(str(value) for value in scope.get("path_params", {}).values()))[:300] or None
     detail: dict[str, Any] = {"status": status}
+    if tenant_id := scope["state"].get("for_tenant"):
+        detail["tenant"] = tenant_id
     if code := scope["state"].get("error_code"):
         detail["code"] = code
     try:

@@ -58,6 +58,14 @@ async def drain(node_id: Id, db: Db, _: Admin) -> dict[str, Any]:
     return next(_node(row) for row in await fleet.nodes(db) if row["node_id"] == node_id)
 
 
+@router.post("/nodes/{node_id}/undrain", status_code=202, response_model=NodeOut, responses=refusals(404, 409))
+async def undrain(node_id: Id, db: Db, _: Admin) -> dict[str, Any]:
+    """A node that drains, or is drained, ends its process; started again, as whatever watches over it does, it takes
+    sessions. Follow it with GET: its boot changes."""
+    await fleet.ask_back(db, node_id)
+    return next(_node(row) for row in await fleet.nodes(db) if row["node_id"] == node_id)
+
+
 @router.post("/reconcile", response_model=ReconciliationOut)
 async def reconcile_sessions(request: Request, db: Db, _: Admin) -> dict[str, Any]:
     """Make sure that every open session has a workflow, and say of how many that was not so."""

@@ -173,6 +173,31 @@ async def list_sessions(
     return Page(data=data, has_more=len(rows) > limit, first_id=first, last_id=last)
 
 
+class Counted(Shape):
+    """How many open sessions a filter finds, as POST …/cancel wants them counted. `most`: there are more."""
+
+    object: Literal["session_count"] = "session_count"
+    open: int
+    most: bool = Field(description="There are more than one request cancels.")
+
+
+@router.get("/sessions/count")
+async def count_sessions(
+    db: Db,
+    state: Annotated[list[State] | None, Query(description="One or several.")] = None,
+    tenant: Annotated[TenantName | None, Query()] = None,
+    node: Annotated[Name | None, Query()] = None,
+    model: Annotated[Name | None, Query()] = None,
+    older_than_s: Annotated[Seconds | None, Query(description="Since they were created.")] = None,
+    tier: Annotated[Tier | None, Query()] = None,
+    text: Annotated[Name | None, Query(description="A part of the id.")] = None,
+) -> Counted:
+    """Open sessions of every tenant that all of these hold for: those that one request would cancel."""
+    states = None if state is None else [str(one) for one in state]
+    found = await search.count_open(db, Filter(states, tenant, node, model, older_than_s, tier, text))
+    return Counted(open=found, most=found > MOST)
+
+
 @router.post("/sessions/cancel", status_code=202, responses=refusals(409))
 async def cancel(body: CancelIn, request: Request, db: Db, tenant: Tenant, act: Acting) -> Cancelled:
     """Cancel sessions by id, or all open ones that a filter finds: only if they are as many as expected."""

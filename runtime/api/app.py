@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from fastapi import Depends, FastAPI, Response
 
-from runtime import prices
+from runtime import console, prices
 from runtime.api import (
     admin,
+    admin_attention,
     admin_doctor,
     admin_kv,
     admin_sessions,
@@ -26,6 +27,7 @@ from runtime.api import (
     importing,
     intents,
     keys,
+    metrics,
     models,
     outputs,
     plan,
@@ -44,6 +46,7 @@ from runtime.api.counts import Counted, Counts
 from runtime.api.documented import Shape
 from runtime.api.feeds import Hub
 from runtime.api.guard import Authenticated, Db, Guard
+from runtime.api.on_behalf import OnBehalf
 from runtime.api.request_id import RequestIds
 from runtime.errors import Unavailable
 from runtime.process import connect_temporal
@@ -72,6 +75,8 @@ ROUTERS = (
     admin.router,
     admin_kv.router,
     admin_doctor.router,
+    admin_attention.router,
+    metrics.router,
     keys.router,
     keys.admin_router,
     tenants.router,
@@ -124,6 +129,7 @@ def make_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(queries.only_known)],
         generate_unique_id_function=documented.name_of,
     )
+    app.add_middleware(OnBehalf)
     app.add_middleware(Noted)
     app.add_middleware(Authenticated)  # whichever is added later sees a request earlier
     app.add_middleware(Guard)
@@ -134,6 +140,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     _health(app)
     documented.describe(app)
+    console.install(app, settings)
     return app
 
 

@@ -25,6 +25,7 @@ MAX_BODY_BYTES = 8 << 20
 _NO_KEY = "send your key as `Authorization: Bearer KEY`; the first one is in admin.key of TENUTO_HOME"
 
 
+INSIDE: Final = "tenuto.key_id"  # in the scope of a request that this process makes of itself; no header sets it
 LARGER: Final = {"/v1/sessions/import": MAX_ARCHIVE_BYTES}  # what is not read into memory
 
 
@@ -112,7 +113,8 @@ class Authenticated:
             return
         try:
             db = scope["app"].state.db
-            caller = await keys.caller(db, _bearer(scope))
+            inside = scope.get(INSIDE)
+            caller = await (keys.caller_of(db, inside) if inside else keys.caller(db, _bearer(scope)))
             allowance = await rates.take(db, caller)
         except (RequestError, Unavailable) as error:
             await problems.of(error)(scope, receive, send)

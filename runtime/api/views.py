@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -176,15 +176,15 @@ async def questions(
         after,
         limit + 1,
     )
-    return page([_question(row) for row in rows], limit)
+    return page([as_question(row) for row in rows], limit)
 
 
 async def question(db: Database, tenant: str, question_id: str) -> dict[str, Any] | None:
     row = await db.fetchrow("SELECT * FROM questions WHERE question_id = $1 AND tenant_id = $2", question_id, tenant)
-    return _question(row) if row else None
+    return as_question(row) if row else None
 
 
-def _question(row: asyncpg.Record) -> dict[str, Any]:
+def as_question(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": row["question_id"],
         "object": "approval",

@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from runtime.errors import NotFound
+from runtime.errors import Conflict, NotFound
 from runtime.store.database import Database
 
 DEFAULT_TENANT = "default"
@@ -78,6 +78,19 @@ async def ask_to_drain(db: Database, node_id: str) -> None:
     row = await db.fetchrow("UPDATE nodes SET draining = true WHERE node_id = $1 RETURNING node_id", node_id)
     if row is None:
         raise NotFound(f"there is no node {node_id}")
+
+
+async def ask_back(db: Database, node_id: str) -> None:
+    """A node that drains, or is drained, begins a new life, and takes sessions in it. Raises NotFound; Conflict where
+    it does not drain."""
+    row = await db.fetchrow(
+        "UPDATE nodes SET draining = false, drained_at = NULL WHERE node_id = $1 AND draining RETURNING node_id",
+        node_id,
+    )
+    if row is None:
+        if await db.fetchrow("SELECT true FROM nodes WHERE node_id = $1", node_id) is None:
+            raise NotFound(f"there is no node {node_id}")
+        raise Conflict(f"node {node_id} does not drain")
 
 
 async def note_drained(db: Database, node_id: str, boot: str) -> None:

@@ -74,6 +74,18 @@ async def caller(db: Database, key: str) -> Caller:
     return Caller(row["tenant_id"], row["key_id"], row["scope"], row["requests_per_minute"])
 
 
+async def caller_of(db: Database, key_id: str) -> Caller:
+    """Who a key belongs to that has been seen before. Raises Unauthorized where it works no more."""
+    row = await db.fetchrow(
+        "SELECT k.* FROM api_keys k JOIN tenants USING (tenant_id)"
+        f" WHERE key_id = $1 AND {_LIVES} AND disabled_at IS NULL",
+        key_id,
+    )
+    if row is None:
+        raise Unauthorized("the key that you came with works no more")
+    return Caller(row["tenant_id"], row["key_id"], row["scope"], row["requests_per_minute"])
+
+
 async def works(db: Database, key_id: str) -> bool:
     """Whether what began with the key may go on."""
     row = await db.fetchrow(

@@ -71,6 +71,13 @@ async def open_ones(db: Database, wanted: Filter, limit: int) -> list[str]:
     return [row["session_id"] for row in rows]
 
 
+async def count_open(db: Database, wanted: Filter) -> int:
+    """How many `open_ones` there are."""
+    row = await db.fetchrow(f"SELECT count(*) AS found {_MATCHES} AND {_OPEN}", *wanted.values)
+    assert row is not None
+    return int(row["found"])
+
+
 async def tenants_of(db: Database, ids: Sequence[str]) -> dict[str, str]:
     """Of the sessions that there are."""
     rows = await db.fetch("SELECT session_id, tenant_id FROM sessions WHERE session_id = ANY($1)", list(ids))

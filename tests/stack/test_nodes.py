@@ -22,7 +22,6 @@ from engine import EngineClient
 from runtime.demo.play import Kill, Played, play
 from runtime.demo.run import demo_environment, left_in_stack
 from runtime.demo.stack import Stack, leftovers, running_stack
-from runtime.errors import StartupError
 from tests.conftest import TEST_MODEL
 from tests.stack.test_kills import assert_exact, spec
 from tests.stack.test_sessions import sleeper
@@ -72,12 +71,12 @@ async def states(client: tenuto.AsyncClient) -> dict[str, str]:
 
 @pytest_asyncio.fixture(autouse=True)
 async def both_up(stack: Stack, client: tenuto.AsyncClient) -> AsyncIterator[None]:
-    """A node that was drained takes sessions again once it is restarted."""
+    """A node that was drained takes sessions again once it is wanted back."""
     yield
     for node, state in (await states(client)).items():
         if state in ("draining", "drained"):
-            with contextlib.suppress(StartupError):  # it is on its way already
-                stack.signal(node, signal.SIGTERM)
+            with contextlib.suppress(tenuto.ConflictError):  # it is on its way already
+                await client.post(f"/v1/admin/nodes/{node}/undrain")
     while set((await states(client)).values()) != {"up"}:
         await asyncio.sleep(0.1)
 

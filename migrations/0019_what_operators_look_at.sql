@@ -1,0 +1,5 @@
+-- Lists of everybody's sessions in order, those that failed, and how long the newest steps took: found by an index,
+-- however many there are.
+CREATE INDEX sessions_in_order ON sessions (created_at DESC, session_id DESC);
+CREATE INDEX sessions_failed ON sessions (updated_at DESC) WHERE state = 'failed';
+CREATE INDEX steps_by_end ON steps (ended_at DESC) WHERE ended_at IS NOT NULL;
