@@ -1,7 +1,7 @@
 """The console in a real browser over a live stack: what an operator watches, and what they do; light and dark, narrow
 and wide, by keyboard, without a word of complaint from the policy or from axe.
 
-With TENUTO_SCREENSHOTS=docs/console the pictures of the documentation are taken anew.
+With SCREENSHOTS=docs/console the pictures of the documentation are taken anew.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = Path(__file__).parents[1] / "console" / "vendor" / "axe.min.js"
-PICTURES = os.environ.get("TENUTO_SCREENSHOTS")
+PICTURES = os.environ.get("SCREENSHOTS")
 WIDE, NARROW = {"width": 1360, "height": 900}, {"width": 390, "height": 840}
 PATIENCE_MS = 60_000.0
 LIMITS = {"max_think_tokens": 60}
