@@ -118,8 +118,12 @@ async def sandboxes(visit: Visit) -> Page:
 
 
 async def nodes(visit: Visit) -> Page:
-    """Nodes and their engines."""
-    found, engines = await visit.api.many("/nodes", "/engines")
+    """Nodes, their engines, and what the doctor finds."""
+    found, engines, reports = await visit.api.many("/nodes", "/engines", "/doctor")
     needed(found)
+    findings: dict[str, list[dict[str, Any]]] = {}
+    for report in rows(reports):
+        findings.setdefault(report["node"], []).extend(report["findings"])
     by_name = {engine["id"]: engine for engine in rows(engines)}
-    return Page("nodes.html", {"nodes": rows(found), "engines": by_name, "lacks": lacks(engines=engines)})
+    facts = {"nodes": rows(found), "engines": by_name, "findings": findings}
+    return Page("nodes.html", {**facts, "lacks": lacks(engines=engines, findings=reports)})
