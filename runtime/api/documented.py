@@ -82,6 +82,7 @@ SAID: Final[Mapping[str, str]] = {
     "group_by": "What a row stands for; several may be given.",
     "intent": "What is wanted of the session's pages.",
     "key": "A key's id.",
+    "kind": "What is asked.",
     "key_id": "The key's id.",
     "last-event-id": "The position that the reader has seen last; it counts before `after`.",
     "model": "A model's name.",

@@ -6,6 +6,7 @@ import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -66,14 +67,14 @@ PAGES: Final[Mapping[str, View]] = {
 
 def install(app: FastAPI, settings: Settings) -> None:
     """Mount it at /console."""
-    app.mount(BASE, Console(app, Signer(settings.secrets_key_bytes)))
+    app.mount(BASE, Console(app, lambda: Signer(settings.secrets_key_bytes)))
 
 
 class Console:
     """ASGI application."""
 
-    def __init__(self, app: FastAPI, signer: Signer) -> None:
-        self._outer, self._signer = app, signer
+    def __init__(self, app: FastAPI, make_signer: Callable[[], Signer]) -> None:
+        self._outer, self._make_signer = app, make_signer
         self._templates = environment()
         self._known: dict[str, Any] | None = None  # what was last told of the fleet, for when nobody answers
         routes = [Route(path, self._page(view), methods=["GET"]) for path, view in PAGES.items()]
@@ -92,6 +93,11 @@ class Console:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._inner(scope, receive, send)
+
+    @cached_property
+    def _signer(self) -> Signer:
+        """The key is read when somebody comes: who only describes the application has none."""
+        return self._make_signer()
 
     def _page(self, view: View) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:

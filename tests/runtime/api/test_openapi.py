@@ -25,8 +25,10 @@ ASK_NODES = {
     "/v1/admin/doctor/bundle",
     "/v1/admin/kv",
     "/v1/admin/kv/audit",
+    "/v1/admin/metrics",
+    "/v1/admin/reconcile",  # and a worker
 }
-EXAMPLES = 3  # of each route; `make soak` tries many more
+EXAMPLES = 6  # of each route; `make soak` tries many more
 
 
 @pytest.fixture(scope="module")
