@@ -14,6 +14,7 @@ from runtime.console.actions import ACTIONS
 from runtime.console.app import PAGES
 from runtime.console.cookies import NAME, Signer
 from runtime.console.inside import segment
+from runtime.console.show import environment
 from runtime.console.ways import HEADERS
 from tests.console.conftest import Operator, made
 from tests.runtime.api.test_keys import bearer, make
@@ -108,6 +109,12 @@ async def test_what_a_tenant_wrote_is_shown_as_text(
     page = await operator.page(f"/sessions/default/{session}")
     assert evil not in page
     assert "&lt;script&gt;alert(1)" in page
+
+
+def test_what_a_call_will_do_reads_as_it_was_written() -> None:
+    written = environment().from_string("{{ value | written }}")
+    assert written.render(value="a < b && c") == "&#34;a &lt; b &amp;&amp; c&#34;"
+    assert written.render(value="中\u202egpj.exe\x1b\0") == "&#34;中\\u202egpj.exe\\u001b\\u0000&#34;"
 
 
 async def test_a_form_without_the_mark_of_this_login_does_nothing(
