@@ -244,8 +244,9 @@ class Console:
         if name in ("key.create", "key.rotate", "kv.audit", "kv.repair", "reconcile", "session.exec"):
             facts = {"action": action, "name": name, "told": told, "back": back}
             return self._render(request, operator, Page("done.html", facts))
-        said = told.get("status") if isinstance(told, dict) and told.get("object") == "kv.receipt" else None
-        return back_to(back, f"{action.done} ({said}: {told['detail']})" if said else action.done)
+        receipt = isinstance(told, dict) and told.get("object") == "kv.receipt"
+        said = ": ".join(filter(None, (told["status"], told["detail"]))) if receipt else ""
+        return back_to(back, f"{action.done} ({said})" if said else action.done)
 
     async def _stream(self, request: Request) -> Response:
         return await self._forward(request, "sessions/{session}/events/stream")

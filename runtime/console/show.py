@@ -117,7 +117,7 @@ def short(name: str | None) -> Markup:
 
 
 def written(value: Any, indent: int | None = None) -> str:
-    """JSON for a person to read: letters of every script as they are, what is unseen or turns text about as its code."""
+    """JSON for a person to read: letters as they are; the unseen, and what turns text about, as codes."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     hidden = {mark for mark in text if mark != "\n" and not mark.isprintable()}
     return text.translate({ord(mark): json.dumps(mark)[1:-1] for mark in hidden})

@@ -124,7 +124,7 @@ addEventListener("keydown", (event) => {
     else location.assign(document.querySelector('.side nav a[data-key="s"]').href + "?find=1");
   } else if (event.key === "j" || event.key === "k") {
     choose(all[Math.max(0, Math.min(all.length - 1, all.indexOf(chosen) + (event.key === "j" ? 1 : -1)))]);
-  } else if (event.key === "Enter" && chosen?.isConnected && (!at || at === document.body || at === main())) {
+  } else if (event.key === "Enter" && chosen?.isConnected && !at?.matches("a, button, summary")) {
     const link = chosen.querySelector("a");
     if (link) link.click();
   } else if (event.key === "?") {
