@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import quote
+
+from runtime.console.inside import segment
 
 Fields = Mapping[str, str]
 
@@ -31,7 +32,7 @@ class Action:
     def request(self, fields: Fields) -> tuple[str, dict[str, Any]]:
         """Raises ValueError, KeyError."""
         sent = {name: read(fields[name]) for name, read in self.body.items() if fields.get(name, "") != ""}
-        return self.path.format(**{name: quote(text, safe="") for name, text in fields.items()}), {**self.fixed, **sent}
+        return self.path.format(**{name: segment(text) for name, text in fields.items()}), {**self.fixed, **sent}
 
 
 def whole(text: str) -> int:

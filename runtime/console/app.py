@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import quote
 
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -21,11 +21,12 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.api.request_id import request_id
 from runtime.console import views_fleet, views_people, views_session
-from runtime.console.actions import ACTIONS, Action
+from runtime.console.actions import ACTIONS, Action, whole
 from runtime.console.cookies import LASTS_S, NAME, Operator, Signer
 from runtime.console.inside import Inside, Refused
 from runtime.console.show import BASE, Page, environment, now
 from runtime.console.visit import Visit
+from runtime.console.ways import FLASH, HEADERS, back_to, flash, form, ours, read_flash
 from runtime.errors import RequestError, Unavailable
 from runtime.settings import Settings
 from runtime.store import audit, keys
@@ -34,15 +35,6 @@ from runtime.store.audit import Act
 log = logging.getLogger(__name__)
 
 HERE: Final = Path(__file__).parent
-HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
-    " 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-}
-MOST_FORM: Final = 64  # fields
-_FLASH: Final = "tenuto_flash"
 
 View = Callable[[Visit], Awaitable[Page]]
 
@@ -88,7 +80,8 @@ class Console:
                 Route("/stream/{tenant}/{session}", self._stream, methods=["GET"]),
                 Route("/file/{tenant}/{session}/{path:path}", self._file, methods=["GET"]),
                 *routes,
-            ]
+            ],
+            exception_handlers={404: self._nowhere, 500: self._broken},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,21 +111,21 @@ class Console:
         return self._signer.read(request.cookies.get(NAME))
 
     def _render(self, request: Request, operator: Operator | None, page: Page) -> Response:
-        flash = _read_flash(request)
+        told = read_flash(request)
         context = {
             "request": request,
             "operator": operator,
             "mark": operator.mark if operator else "",
             "actions": ACTIONS,
-            "flash": flash,
+            "flash": told,
             "here": request.url.path,
             "once": secrets.token_urlsafe(12),
             **page.facts,
         }
         text = self._templates.get_template(page.template).render(context)
         response = HTMLResponse(text, page.status, headers=HEADERS)
-        if flash is not None:
-            response.delete_cookie(_FLASH, path=BASE)
+        if told is not None:
+            response.delete_cookie(FLASH, path=BASE)
         return response
 
     async def _refused(self, request: Request, operator: Operator, refused: Refused) -> Response:
@@ -149,19 +142,33 @@ class Console:
         back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         response: Response = RedirectResponse(f"{BASE}/login?next={quote(back, safe='')}", 303, headers=HEADERS)
         if why:
-            _flash(response, why, bad=True)
-        response.delete_cookie(NAME, path=BASE)
+            flash(response, why, bad=True)
+        if NAME in request.cookies:
+            response.delete_cookie(NAME, path=BASE)
         return response
 
+    async def _nowhere(self, request: Request, _: Exception) -> Response:
+        operator = self._operator(request)
+        if operator is None:
+            return self._to_login(request)
+        return await self._refused(
+            request, operator, Refused(404, "not_found", f"there is nothing at {request.url.path}")
+        )
+
+    async def _broken(self, request: Request, _: Exception) -> Response:
+        """A fault of the console's own; the log has it."""
+        page = Page("refused.html", {"refused": Refused(500, "internal", "the console failed; its log says how")}, 500)
+        return self._render(request, self._operator(request), page)
+
     async def _login(self, request: Request) -> Response:
-        back = _ours(request.query_params.get("next"))
+        back = ours(request.query_params.get("next"))
         if request.method == "GET":
             return self._render(request, None, Page("login.html", {"next": back}))
-        form = await _form(request)
-        back = _ours(form.get("next"))
+        fields = await form(request)
+        back = ours(fields.get("next"))
         db = self._outer.state.db
         try:
-            caller = await keys.caller(db, form.get("key", "").strip() or "none")
+            caller = await keys.caller(db, fields.get("key", "").strip() or "none")
             if caller.scope != "admin":
                 wrong = "This key may use sessions. The console takes a key of scope admin."
                 return self._render(request, None, Page("login.html", {"next": back, "wrong": wrong}, 403))
@@ -172,13 +179,14 @@ class Console:
         response = RedirectResponse(back, 303, headers=HEADERS)
         secure = request.url.scheme == "https"
         cookie = self._signer.cookie(caller.key_id)
-        response.set_cookie(NAME, cookie, max_age=LASTS_S, path=BASE, httponly=True, samesite="strict", secure=secure)
+        # lax: a link in an alert leads to its page; what changes something is a POST, and carries the mark
+        response.set_cookie(NAME, cookie, max_age=LASTS_S, path=BASE, httponly=True, samesite="lax", secure=secure)
         return response
 
     async def _logout(self, request: Request) -> Response:
         operator = self._operator(request)
-        form = await _form(request)
-        if operator is None or form.get("mark") != operator.mark:
+        fields = await form(request)
+        if operator is None or not operator.marked(fields.get("mark", "")):
             return self._to_login(request)
         response = RedirectResponse(f"{BASE}/login", 303, headers=HEADERS)
         response.delete_cookie(NAME, path=BASE)
@@ -197,18 +205,18 @@ class Console:
             "action": action,
             "name": request.path_params["action"],
             "fields": fields,
-            "back": _ours(request.query_params.get("back")),
+            "back": ours(request.query_params.get("back")),
+            "from_here": request.headers.get("sec-fetch-site", "same-origin") == "same-origin",
         }
         return self._render(request, operator, Page("confirm.html", facts))
 
     async def _act(self, request: Request) -> Response:
         operator = self._operator(request)
-        form = await _form(request)
-        fields = dict(form)
-        back = _ours(fields.pop("back", ""))
+        fields = await form(request)
+        back = ours(fields.pop("back", ""))
         if operator is None:
             return self._to_login(request)
-        if not secrets.compare_digest(fields.pop("mark", ""), operator.mark):
+        if not operator.marked(fields.pop("mark", "")):
             refused = Refused(403, "forbidden", "this form is not from this login; reload the page and try again")
             return await self._refused(request, operator, refused)
         name = str(request.path_params["action"])
@@ -221,9 +229,9 @@ class Console:
             told = await Inside(self._outer, operator.key_id).act(action.method, path, body, once)
         except (ValueError, KeyError) as error:
             wrong = f"a field is missing: {error}" if isinstance(error, KeyError) else str(error)
-            return _back(back, f"{action.title}: {wrong}", bad=True)
+            return back_to(back, f"{action.title}: {wrong}", bad=True)
         except Refused as refused:
-            return _back(back, f"{action.title}: {refused.message}", bad=True)
+            return back_to(back, f"{action.title}: {refused.message}", bad=True)
         return self._done(request, operator, name, action, fields, told, back)
 
     def _done(
@@ -238,12 +246,13 @@ class Console:
     ) -> Response:
         """Where the answer is worth a page of its own, that; else back to where the form was."""
         if name == "session.fork":
-            return _back(f"{BASE}/sessions/{quote(fields['tenant'])}/{quote(told['id'])}", action.done)
+            return back_to(f"{BASE}/sessions/{quote(fields['tenant'])}/{quote(told['id'])}", action.done)
         if name in ("key.create", "key.rotate", "kv.audit", "kv.repair", "reconcile", "session.exec"):
             facts = {"action": action, "name": name, "told": told, "back": back}
             return self._render(request, operator, Page("done.html", facts))
-        said = told.get("status") if isinstance(told, dict) and told.get("object") == "kv.receipt" else None
-        return _back(back, f"{action.done} ({said}: {told['detail']})" if said else action.done)
+        receipt = isinstance(told, dict) and told.get("object") == "kv.receipt"
+        said = ": ".join(filter(None, (told["status"], told["detail"]))) if receipt else ""
+        return back_to(back, f"{action.done} ({said})" if said else action.done)
 
     async def _stream(self, request: Request) -> Response:
         return await self._forward(request, "sessions/{session}/events/stream")
@@ -283,40 +292,9 @@ def _request(name: str, action: Action, fields: Mapping[str, str]) -> tuple[str,
     """Raises ValueError, KeyError."""
     path, body = action.request(fields)
     if name == "sessions.cancel":
-        wanted = json.loads(fields["filter"])
-        return path, {"filter": wanted, "expect": int(fields["expect"])}
+        try:
+            wanted = json.loads(fields["filter"])
+        except (ValueError, RecursionError):
+            raise ValueError("its filter is no JSON") from None
+        return path, {"filter": wanted, "expect": whole(fields["expect"])}
     return path, body
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """Its fields; none where it is no form."""
-    try:
-        return dict(parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=MOST_FORM))
-    except ValueError:
-        return {}
-
-
-def _ours(address: str | None) -> str:
-    """A page of the console; where an address leads elsewhere, the first one."""
-    split = urlsplit(address or "")
-    inside = split.path == BASE or split.path.startswith(f"{BASE}/")
-    return str(address) if inside and not split.scheme and not split.netloc else f"{BASE}/"
-
-
-def _back(address: str, said: str, *, bad: bool = False) -> Response:
-    response = RedirectResponse(address, 303, headers=HEADERS)
-    _flash(response, said, bad=bad)
-    return response
-
-
-def _flash(response: Response, said: str, *, bad: bool) -> None:
-    text = quote(json.dumps({"said": said[:600], "bad": bad}))
-    response.set_cookie(_FLASH, text, max_age=30, path=BASE, httponly=True, samesite="strict")
-
-
-def _read_flash(request: Request) -> dict[str, Any] | None:
-    try:
-        found = json.loads(unquote(request.cookies.get(_FLASH, "")))
-        return {"said": str(found["said"]), "bad": bool(found["bad"])}
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -23,6 +23,9 @@ class Operator:
     until: int
     mark: str
 
+    def marked(self, mark: str) -> bool:
+        return hmac.compare_digest(mark.encode(), self.mark.encode())
+
 
 class Signer:
     """`secret`: of the installation; the key that signs is derived from it and is nobody else's."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,6 +27,11 @@ class Refused(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+def segment(text: str) -> str:
+    """A text as one segment of a path, whatever is in it: a client would walk up at `..`."""
+    return quote(text, safe="").replace(".", "%2E")
 
 
 class Inside:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -34,7 +35,15 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"ago": ago, "size": size, "took": took, "short": short, "count": count, "plain": plain}
+    made.filters |= {
+        "ago": ago,
+        "size": size,
+        "took": took,
+        "short": short,
+        "count": count,
+        "plain": plain,
+        "written": written,
+    }
     made.globals |= {"base": BASE, "asset": asset, "now": now}
     return made
 
@@ -105,6 +114,13 @@ def short(name: str | None) -> Markup:
     if len(text) <= 16:
         return Markup(escape(text))
     return Markup('<span title="{}">{}…{}</span>').format(text, text[:8], text[-4:])
+
+
+def written(value: Any, indent: int | None = None) -> str:
+    """JSON for a person to read: letters as they are; the unseen, and what turns text about, as codes."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    hidden = {mark for mark in text if mark != "\n" and not mark.isprintable()}
+    return text.translate({ord(mark): json.dumps(mark)[1:-1] for mark in hidden})
 
 
 def plain(state: str | None) -> str:

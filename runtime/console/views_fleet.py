@@ -87,7 +87,7 @@ def _as_filter(wanted: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {name: text for name, text in wanted.items() if name not in ("state", "older_than_s")}
     if "state" in wanted:
         found["states"] = [wanted["state"]]
-    if wanted.get("older_than_s", "").isdigit():
+    if wanted.get("older_than_s", "").isdecimal() and len(wanted["older_than_s"]) < 12:
         found["older_than_s"] = whole(wanted["older_than_s"])
     return found
 

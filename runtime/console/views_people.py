@@ -9,7 +9,7 @@ from typing import Any, Final
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from runtime.console.inside import Refused
+from runtime.console.inside import Refused, segment
 from runtime.console.show import Page
 from runtime.console.visit import Visit, lacks, needed, rows
 
@@ -27,16 +27,15 @@ async def tenant(visit: Visit) -> Page:
     """One tenant: quotas, keys, webhooks and their deliveries, what it used today."""
     name = visit.path("tenant")
     since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=7)
+    base = f"/tenants/{segment(name)}"
     about, keys, webhooks, used = await visit.api.many(
-        f"/tenants/{name}",
+        base,
         ("/keys", {"tenant": name, "limit": 200}),
-        f"/tenants/{name}/webhooks",
-        (f"/tenants/{name}/usage", {"group_by": "day", "from": since.isoformat()}),
+        f"{base}/webhooks",
+        (f"{base}/usage", {"group_by": "day", "from": since.isoformat()}),
     )
     hooks = rows(webhooks)
-    told = await visit.api.many(
-        *((f"/tenants/{name}/webhooks/{one['id']}/deliveries", {"limit": 10}) for one in hooks[:20])
-    )
+    told = await visit.api.many(*((f"{base}/webhooks/{one['id']}/deliveries", {"limit": 10}) for one in hooks[:20]))
     deliveries = {one["id"]: rows(found) for one, found in zip(hooks, told, strict=False)}
     facts = {"keys": rows(keys), "webhooks": hooks, "deliveries": deliveries, "usage": rows(used)}
     return Page(
@@ -48,7 +47,7 @@ async def usage(visit: Visit) -> Page:
     """What was used, by tenant, model, day or session; as money where there is a price file."""
     group = visit.query.get("group_by", "tenant")
     days = visit.query.get("days", "1")
-    span = int(days) if days.isdigit() and 0 < int(days) <= 366 else 1
+    span = int(days) if days.isdecimal() and len(days) < 4 and 0 < int(days) <= 366 else 1
     since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=span)
     group = group if group in GROUPS else "tenant"
     found = await visit.api.get("/usage", group_by=group, limit=200, **{"from": since.isoformat()})

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from runtime.console.charts import lanes
-from runtime.console.inside import Refused
+from runtime.console.inside import Refused, segment
 from runtime.console.show import Page
 from runtime.console.visit import Visit, lacks, needed, rows
 from runtime.kv_story import sentence
@@ -19,7 +19,7 @@ LANES: Final = 80  # steps
 async def session(visit: Visit) -> Page:
     """Everything that is known of it on one page; the newest of what is long."""
     tenant, name = visit.path("tenant"), visit.path("session")
-    base = f"/tenants/{tenant}/sessions/{name}"
+    base = f"/tenants/{segment(tenant)}/sessions/{segment(name)}"
     about = await visit.api.get(base)
     after = max(0, about["last_event"] - NEWEST)
     steps, attempts, checkpoints, events, kv, decisions, questions = await visit.api.many(
@@ -29,7 +29,7 @@ async def session(visit: Visit) -> Page:
         (f"{base}/events", {"after": after, "limit": 1000}),
         f"{base}/kv",
         (f"{base}/kv/decisions", {"limit": 100}),
-        (f"/tenants/{tenant}/approvals", {"session": name}),
+        (f"/tenants/{segment(tenant)}/approvals", {"session": name}),
     )
     all_steps = rows(steps)
     return Page(
@@ -118,7 +118,7 @@ _TOLD: Final = {
 async def files(visit: Visit) -> Page:
     """The workspace at a checkpoint, and what differs between two."""
     tenant, name = visit.path("tenant"), visit.path("session")
-    base = f"/tenants/{tenant}/sessions/{name}"
+    base = f"/tenants/{segment(tenant)}/sessions/{segment(name)}"
     about = needed(await visit.api.get(base))
     step, before = visit.query.get("step"), visit.query.get("from")
     found, diff, snapshots = await visit.api.many(

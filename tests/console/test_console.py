@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import html
 import re
+from urllib.parse import quote
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
 from runtime.console.actions import ACTIONS
-from runtime.console.app import HEADERS, PAGES
+from runtime.console.app import PAGES
 from runtime.console.cookies import NAME, Signer
+from runtime.console.inside import segment
+from runtime.console.show import environment
+from runtime.console.ways import HEADERS
 from tests.console.conftest import Operator, made
 from tests.runtime.api.test_keys import bearer, make
 
@@ -107,6 +111,12 @@ async def test_what_a_tenant_wrote_is_shown_as_text(
     assert "&lt;script&gt;alert(1)" in page
 
 
+def test_what_a_call_will_do_reads_as_it_was_written() -> None:
+    written = environment().from_string("{{ value | written }}")
+    assert written.render(value="a < b && c") == "&#34;a &lt; b &amp;&amp; c&#34;"
+    assert written.render(value="中\u202egpj.exe\x1b\0") == "&#34;中\\u202egpj.exe\\u001b\\u0000&#34;"
+
+
 async def test_a_form_without_the_mark_of_this_login_does_nothing(
     operator: Operator, client: httpx.AsyncClient
 ) -> None:
@@ -117,11 +127,51 @@ async def test_a_form_without_the_mark_of_this_login_does_nothing(
 
 
 async def test_the_way_back_leads_nowhere_else(operator: Operator) -> None:
-    for evil in ("https://evil.example/", "//evil.example/console", "/v1/sessions", "javascript:alert(1)", "/consolex"):
+    for evil in (
+        "https://evil.example/",
+        "//evil.example/console",
+        "/v1/sessions",
+        "javascript:alert(1)",
+        "/consolex",
+        "//[",
+    ):
         answer = await operator.act("tenant.create", id="acme", back=evil)
         assert answer.headers["location"] == "/console/"
         answer = await operator.http.post("/console/login", data={"key": "tk_test", "next": evil})
         assert answer.headers["location"] == "/console/"
+
+
+async def test_nothing_that_stands_in_an_address_or_a_form_breaks_a_page(
+    operator: Operator, client: httpx.AsyncClient
+) -> None:
+    odd = ("..", ".", "a?b", "a#b", "a\0b", "\ufffd", "{x}", "²", "9" * 5000, "é" * 70)
+    paths = [path.replace(name, "%s") for path in PAGES for name in ("{tenant}", "{name}") if name in path]
+    for text in odd:
+        for path in (*paths, "/sessions/default/%s", "/sessions/default/%s/files", "/act/%s"):
+            address = "/console" + path.replace("%s", segment(text)).replace("{session}", "ses_x")
+            answer = await operator.http.get(address)
+            assert answer.status_code in (303, 400, 404), f"{path}, {text[:20]!r}: {answer.text[:300]}"
+        for path in ("/usage?days=", "/sessions?older_than_s=", "/sessions?text=", "/sessions?after=", "/login?next="):
+            answer = await operator.http.get(f"/console{path}{quote(text)}")
+            assert answer.status_code == 200, f"{path}, {text[:20]!r}"
+        answer = await operator.http.post("/console/act/tenant.create", data={"id": "x", "mark": text})
+        assert answer.status_code == 403
+        for name in ("session.cancel", "tenant.disable", "key.revoke", "node.drain"):
+            fields = dict.fromkeys(("tenant", "session", "key", "node"), text)
+            assert (await operator.act(name, **fields)).status_code == 303
+            assert (await operator.told()).startswith(f"{ACTIONS[name].title}: "), f"{name}, {text!r}"
+    await operator.act("sessions.cancel", filter="[" * 100_000, expect="0")
+    assert "its filter is no JSON" in await operator.told()
+    assert (await operator.http.get("/console/nowhere")).headers["content-security-policy"]
+
+
+async def test_a_link_from_elsewhere_logs_nobody_out_and_has_nothing_pressed_by_itself(operator: Operator) -> None:
+    """Without its cookie a request is not of this login; what an answer to it says of cookies would be."""
+    async with httpx.AsyncClient(transport=operator.http._transport, base_url="http://localhost") as stranger:
+        assert "set-cookie" not in (await stranger.get("/console/runbooks/node-down")).headers
+    address = "/console/act/session.cancel?tenant=default&session=ses_x"
+    assert "autofocus" in (await operator.http.get(address)).text
+    assert "autofocus" not in (await operator.http.get(address, headers={"Sec-Fetch-Site": "cross-site"})).text
 
 
 async def test_each_action_is_a_request_that_the_api_knows_and_is_in_the_audit_log(

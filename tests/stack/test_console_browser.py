@@ -99,6 +99,36 @@ async def operator(browser: Browser, stack: Stack) -> AsyncIterator[Watched]:
     assert watched.complaints == []
 
 
+async def test_a_refresh_takes_away_nothing_that_somebody_reads_and_says_when_there_is_none(
+    operator: Watched, client: tenuto.AsyncClient
+) -> None:
+    sessions = [await client.sessions.create() for _ in range(2)]
+    await operator.go("/sessions")
+    page = operator.page
+    await page.locator("main").click()
+    await page.keyboard.press("j")
+    first = await page.locator("tr.at").get_attribute("id")
+    sessions.append(await client.sessions.create())
+    await page.evaluate("refresh()")
+    await expect(page.locator(f"[id='{sessions[-1].id}']")).to_be_visible()
+    assert await page.locator("tr.at").get_attribute("id") == first
+    await page.route("**/sessions", lambda route: route.fulfill(status=429, body="slower"))
+    await page.evaluate("refresh()")
+    await expect(page.locator("#stale")).to_contain_text("the API did not answer")
+    operator.complaints.clear()
+    await page.unroute("**/sessions")
+    await page.evaluate("refresh()")
+    await expect(page.locator("#stale")).to_be_hidden()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("h1")).to_contain_text(first or "")
+    await page.get_by_role("button", name="Pause").click()
+    await operator.told("It pauses")
+    await page.evaluate("refresh()")
+    await operator.told("It pauses")
+    for session in sessions:
+        await session.cancel()
+
+
 async def test_a_session_is_watched_as_it_thinks_calls_a_tool_is_killed_and_goes_on(
     operator: Watched, stack: Stack, client: tenuto.AsyncClient
 ) -> None:

@@ -5,71 +5,103 @@
 const main = () => document.getElementById("main");
 
 /* Fresh: the page is asked for again and only what differs is changed, so nothing that is read or typed moves. */
+const stale = document.getElementById("stale");
+let asking = false;
+let heard = new Date();
+
 async function refresh() {
   const at = document.activeElement;
   const busy = document.hidden || document.querySelector("dialog[open]") || (at && at.matches("input, textarea, select"));
-  if (busy || !main().dataset.live) return;
+  if (busy || asking || !main().dataset.live) return;
+  asking = true;
   try {
     const answer = await fetch(location.href, { headers: { "X-Refresh": "1" } });
     if (answer.redirected && answer.url.includes("/login")) return location.assign(answer.url);
+    if (!answer.ok && answer.status !== 503) throw new Error(answer.status);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
-    if (!fresh) return;
+    if (!fresh) throw new Error("no page");
     Idiomorph.morph(main(), fresh, {
       ignoreActiveValue: true,
       callbacks: {
         beforeNodeMorphed: (old) => !(old.nodeType === 1 && old.hasAttribute("data-keep")),
+        beforeNodeRemoved: (old) => !(old.nodeType === 1 && old.matches(".flash[data-keep]")),
         beforeAttributeUpdated: (name, node) => !(name === "open" && node.tagName === "DETAILS"),
       },
     });
-    mark(row);
-    document.documentElement.removeAttribute("data-stale");
+    if (chosen) chosen.classList.add("at");
+    heard = new Date();
+    stale.hidden = true;
   } catch {
-    document.documentElement.setAttribute("data-stale", "");
+    stale.querySelector("span").textContent = `at ${heard.toLocaleTimeString()}`;
+    stale.hidden = false;
+  } finally {
+    asking = false;
   }
 }
 
-/* What the model says, as it comes. */
+/* What the model says, as it comes; while the page is in sight, for a browser has few connections for all its pages. */
+const TELLING = ["message.accepted", "message.completed", "tool.requested", "tool.started", "tool.settled",
+  "tool.approval_required", "tool.outcome_unknown", "step.completed", "step.retrying", "step.failed", "session.idle",
+  "session.failed", "session.paused", "session.cancelled", "session.completed"];
+const OVER = ["session.cancelled", "session.completed"];
+let source = null;
+let speaking = null;
+let soon = 0;
+
 function follow() {
   const talk = document.querySelector("[data-stream]");
-  if (!talk) return;
-  const source = new EventSource(`${talk.dataset.stream}?after=${talk.dataset.after}`);
-  const soon = { timer: 0 };
-  const again = () => {
-    clearTimeout(soon.timer);
-    soon.timer = setTimeout(refresh, 150);
-  };
-  let text = null;
-  source.addEventListener("model.delta", (event) => {
-    const { step, data } = JSON.parse(event.data);
-    if (!text || text.dataset.step !== String(step)) {
-      const article = document.createElement("article");
-      article.className = "model fresh";
-      const head = document.createElement("header");
-      head.textContent = `model · step ${step}`;
-      text = document.createElement("div");
-      text.className = "text";
-      text.dataset.step = step;
-      article.append(head, text);
-      talk.append(article);
-    }
-    text.textContent += data.text;
-  });
-  for (const type of ["message.accepted", "message.completed", "tool.requested", "tool.started", "tool.settled",
-    "tool.approval_required", "tool.outcome_unknown", "step.completed", "step.retrying", "step.failed", "session.idle",
-    "session.failed", "session.paused", "session.cancelled", "session.completed"])
-    source.addEventListener(type, () => { text = null; again(); });
-  addEventListener("pagehide", () => source.close());
+  if (!talk || source || document.hidden) return;
+  source = new EventSource(`${talk.dataset.stream}?after=${talk.dataset.after}`);
+  source.addEventListener("model.delta", (event) => say(talk, JSON.parse(event.data)));
+  for (const type of TELLING)
+    source.addEventListener(type, () => {
+      if (OVER.includes(type)) silence();
+      speaking = null;
+      clearTimeout(soon);
+      soon = setTimeout(refresh, 150);
+    });
 }
 
+function say(talk, { step, data }) {
+  if (!speaking?.isConnected || speaking.dataset.step !== String(step))
+    speaking = talk.querySelector(`.text[data-step="${Number(step)}"]`);
+  if (!speaking) {
+    const article = document.createElement("article");
+    article.className = "model fresh";
+    const head = document.createElement("header");
+    head.textContent = `model · step ${step}`;
+    speaking = document.createElement("div");
+    speaking.className = "text";
+    speaking.dataset.step = step;
+    article.append(head, speaking);
+    talk.append(article);
+  }
+  speaking.textContent += data.text;
+}
+
+function silence() {
+  if (source) source.close();
+  source = null;
+}
+
+addEventListener("pagehide", silence);
+addEventListener("pageshow", follow);
+document.addEventListener("visibilitychange", async () => {
+  if (document.hidden) return silence();
+  await refresh();
+  follow();
+});
+
 /* Keyboard: / finds, j and k choose a row, Enter opens it, g and a letter goes to a page, ? says all of this. */
-let row = -1;
+let chosen = null; // a row; it stays the one however the rows move
 let went = 0;
 const rows = () => [...document.querySelectorAll("[data-row]")];
 
-function mark(at) {
-  const all = rows();
-  all.forEach((one, index) => one.classList.toggle("at", index === at));
-  if (all[at]) all[at].scrollIntoView({ block: "nearest" });
+function choose(one) {
+  if (chosen) chosen.classList.remove("at");
+  chosen = one;
+  chosen?.classList.add("at");
+  chosen?.scrollIntoView({ block: "nearest" });
 }
 
 addEventListener("keydown", (event) => {
@@ -80,7 +112,7 @@ addEventListener("keydown", (event) => {
     return;
   }
   if (went && Date.now() - went < 1500) {
-    const link = document.querySelector(`.side nav a[data-key="${event.key}"]`);
+    const link = document.querySelector(`.side nav a[data-key="${CSS.escape(event.key)}"]`);
     went = 0;
     if (link) return link.click();
   }
@@ -91,10 +123,9 @@ addEventListener("keydown", (event) => {
     if (find) { event.preventDefault(); find.focus(); find.select(); }
     else location.assign(document.querySelector('.side nav a[data-key="s"]').href + "?find=1");
   } else if (event.key === "j" || event.key === "k") {
-    row = Math.max(0, Math.min(all.length - 1, row + (event.key === "j" ? 1 : -1)));
-    mark(row);
-  } else if (event.key === "Enter" && all[row] && (!at || at === document.body)) {
-    const link = all[row].querySelector("a");
+    choose(all[Math.max(0, Math.min(all.length - 1, all.indexOf(chosen) + (event.key === "j" ? 1 : -1)))]);
+  } else if (event.key === "Enter" && chosen?.isConnected && !at?.matches("a, button, summary")) {
+    const link = chosen.querySelector("a");
     if (link) link.click();
   } else if (event.key === "?") {
     const help = document.getElementById("help");
@@ -112,5 +143,6 @@ document.getElementById("theme")?.addEventListener("click", () => {
 document.getElementById("keys")?.addEventListener("click", () => document.getElementById("help").showModal());
 document.getElementById("shut")?.addEventListener("click", () => document.getElementById("help").close());
 if (new URLSearchParams(location.search).has("find")) document.querySelector("[data-find]")?.focus();
+document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 follow();
 setInterval(refresh, 3000);
