@@ -43,6 +43,7 @@ bench: setup
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.eval
 	$(BIN)/python -m bench.capacity
+	$(BIN)/python -m bench.console
 	$(BIN)/python -m bench.wake
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.speculate

@@ -16,6 +16,7 @@ import click
 from bench import (
     api_figures,
     capacity_figures,
+    console_figures,
     crowd,
     endurance,
     engine_figures,
@@ -72,6 +73,7 @@ def _plain(
 BENCHES: dict[str, Callable[[Path], Verdict]] = {
     "api.jsonl": _sealed(api_figures),
     "capacity.jsonl": _sealed(capacity_figures),
+    "console.jsonl": _sealed(console_figures),
     "resume.jsonl": _resume,
     "engine.jsonl": _sealed(engine_figures),
     "eval.jsonl": _sealed(eval_figures),

@@ -15,7 +15,8 @@ from workflows.states import State
 
 SOURCES: Final = ("device", "host", "nvme", "shared", "recomputed", "computed")
 TIERS: Final = ("host", "nvme", "shared")
-SESSIONS_SHOWN: Final = 50
+SESSIONS_SHOWN: Final = 25
+ASKED_SHOWN: Final = 15
 _FILTERS: Final = ("state", "tenant", "node", "model", "tier", "text", "older_than_s")
 
 
@@ -60,11 +61,11 @@ def _tiers(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def sessions(visit: Visit) -> Page:
     """Whoever's they are, by what an operator knows of them."""
     wanted: dict[str, Any] = {name: visit.query[name] for name in _FILTERS if name in visit.query}
-    page, tenants, nodes, many = await visit.api.many(
+    page, tenants, nodes, *many = await visit.api.many(
         ("/sessions", {**wanted, "limit": SESSIONS_SHOWN, "after": visit.query.get("after")}),
         ("/tenants", {"limit": 200}),
         "/nodes",
-        ("/sessions/count", wanted),
+        *([("/sessions/count", wanted)] if wanted else []),  # of all of them nobody is asked to cancel any
     )
     return Page(
         "sessions.html",
@@ -75,7 +76,7 @@ async def sessions(visit: Visit) -> Page:
             "states": [str(state) for state in State],
             "tenants": [tenant["id"] for tenant in rows(tenants)],
             "nodes": [node["id"] for node in rows(nodes)],
-            "open": None if isinstance(many, Refused) else many["open"],
+            "open": many[0]["open"] if many and not isinstance(many[0], Refused) else None,
             "filter": json.dumps(_as_filter(wanted)),
         },
     )
@@ -94,13 +95,13 @@ def _as_filter(wanted: Mapping[str, str]) -> dict[str, Any]:
 async def approvals(visit: Visit) -> Page:
     """What sessions wait for a person with."""
     kind = visit.query.get("kind")
-    found = await visit.api.get("/approvals", kind=kind, limit=100, after=visit.query.get("after"))
+    found = await visit.api.get("/approvals", kind=kind, limit=ASKED_SHOWN, after=visit.query.get("after"))
     return Page("approvals.html", {"page": found, "kind": kind})
 
 
 async def kv(visit: Visit) -> Page:
     """Where pages are, whose, and whether it adds up."""
-    nodes, *held = await visit.api.many("/kv", *(("/sessions", {"tier": tier, "limit": 15}) for tier in _PLACES))
+    nodes, *held = await visit.api.many("/kv", *(("/sessions", {"tier": tier, "limit": 5}) for tier in _PLACES))
     owners = {tier: rows(found) for tier, found in zip(_PLACES, held, strict=True)}
     return Page(
         "kv.html", {"nodes": rows(nodes), "tiers": _tiers(rows(nodes)), "owners": owners, "lacks": lacks(tiers=nodes)}
@@ -117,8 +118,12 @@ async def sandboxes(visit: Visit) -> Page:
 
 
 async def nodes(visit: Visit) -> Page:
-    """Nodes and their engines."""
-    found, engines = await visit.api.many("/nodes", "/engines")
+    """Nodes, their engines, and what the doctor finds."""
+    found, engines, reports = await visit.api.many("/nodes", "/engines", "/doctor")
     needed(found)
+    findings: dict[str, list[dict[str, Any]]] = {}
+    for report in rows(reports):
+        findings.setdefault(report["node"], []).extend(report["findings"])
     by_name = {engine["id"]: engine for engine in rows(engines)}
-    return Page("nodes.html", {"nodes": rows(found), "engines": by_name, "lacks": lacks(engines=engines)})
+    facts = {"nodes": rows(found), "engines": by_name, "findings": findings}
+    return Page("nodes.html", {**facts, "lacks": lacks(engines=engines, findings=reports)})

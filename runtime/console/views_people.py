@@ -26,11 +26,12 @@ async def tenants(visit: Visit) -> Page:
 async def tenant(visit: Visit) -> Page:
     """One tenant: quotas, keys, webhooks and their deliveries, what it used today."""
     name = visit.path("tenant")
+    since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=7)
     about, keys, webhooks, used = await visit.api.many(
         f"/tenants/{name}",
         ("/keys", {"tenant": name, "limit": 200}),
         f"/tenants/{name}/webhooks",
-        (f"/tenants/{name}/usage", {"group_by": "day"}),
+        (f"/tenants/{name}/usage", {"group_by": "day", "from": since.isoformat()}),
     )
     hooks = rows(webhooks)
     told = await visit.api.many(
@@ -46,8 +47,8 @@ async def tenant(visit: Visit) -> Page:
 async def usage(visit: Visit) -> Page:
     """What was used, by tenant, model, day or session; as money where there is a price file."""
     group = visit.query.get("group_by", "tenant")
-    days = visit.query.get("days", "7")
-    span = int(days) if days.isdigit() and 0 < int(days) <= 366 else 7
+    days = visit.query.get("days", "1")
+    span = int(days) if days.isdigit() and 0 < int(days) <= 366 else 1
     since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=span)
     group = group if group in GROUPS else "tenant"
     found = await visit.api.get("/usage", group_by=group, limit=200, **{"from": since.isoformat()})
@@ -58,7 +59,7 @@ async def audit(visit: Visit) -> Page:
     """Who changed what, and what was refused."""
     names = ("key", "action", "target", "outcome", "after")
     wanted: dict[str, Any] = {name: visit.query[name] for name in names if name in visit.query}
-    found = (await visit.api.many(("/audit", {**wanted, "limit": 100})))[0]
+    found = (await visit.api.many(("/audit", {**wanted, "limit": 50})))[0]
     wrong = found.message if isinstance(found, Refused) else None
     return Page("audit.html", {"page": None if wrong else found, "wrong": wrong, "wanted": wanted})
 

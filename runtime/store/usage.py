@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections import defaultdict
 from collections.abc import Mapping
@@ -62,9 +63,11 @@ async def summed(
 ) -> list[Used]:
     """By group and model. Steps count where they settled, what lasts (sandboxes, pages in tiers) while it lasted."""
     args = (tenant_id, since, until)
-    stepped = await db.fetch(_STEPS.format(key=_KEY[group_by].format(at="settled_at")), *args)
     days = _DAYS if group_by == "day" else _WHOLE
-    lasted = await db.fetch(_LASTING.format(key=_KEY[group_by].format(at="since"), days=days), *args)
+    stepped, lasted = await asyncio.gather(
+        db.fetch(_STEPS.format(key=_KEY[group_by].format(at="settled_at")), *args),
+        db.fetch(_LASTING.format(key=_KEY[group_by].format(at="since"), days=days), *args),
+    )
     speeds = _speeds(stepped)
     found: dict[tuple[str, str], dict[str, Any]] = defaultdict(_nothing)
     for row in stepped:

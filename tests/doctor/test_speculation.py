@@ -44,10 +44,10 @@ def test_no_length_beats_the_best_one(acceptance: float, batch: int, decode_s: f
     )
 
 
-def test_an_engine_that_counts_no_drafts_is_told_what_to_measure():
+def test_an_engine_that_has_verified_no_drafts_is_given_no_length():
     report = decoded().report("speculation")
     assert not report.findings
-    assert "measure drafted and accepted tokens" in report.notes[0]
+    assert "too few to say what length pays" in report.notes[0]
 
 
 def test_few_passes_say_nothing():

@@ -19,7 +19,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("sabotage", "red"), [("noise", "equal"), ("repeat", "steps_repeated")])
+@pytest.mark.parametrize(
+    ("sabotage", "red"), [("noise", "equal"), pytest.param("repeat", "steps_repeated", marks=pytest.mark.soak)]
+)
 async def test_sabotage_turns_the_figure_red(stack, client, sabotage, red, tmp_path):
     sample = await resume.one_seed(stack, client, 300, 0.8, sabotage)
     figure = resume.figures([sample], [])

@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGHUP, marks=pytest.mark.soak), signal.SIGTERM, signal.SIGKILL]
+    "number",
+    [pytest.param(number, marks=pytest.mark.soak) for number in (signal.SIGHUP, signal.SIGTERM)] + [signal.SIGKILL],
 )
 async def test_nothing_runs_on_when_the_demo_is_ended(number, model_path):
     demo = await asyncio.create_subprocess_exec(

@@ -47,7 +47,11 @@ async def test_a_session_whose_engine_sandbox_and_node_break_keeps_every_promise
 
 @pytest.mark.parametrize(
     ("kills", "sabotage", "red"),
-    [(1, "rerun-tool", "repeated"), (1, "skip-fence", "diverged"), (0, "leak-process", "leaked")],
+    [
+        pytest.param(1, "rerun-tool", "repeated", marks=pytest.mark.soak),
+        (1, "skip-fence", "diverged"),
+        (0, "leak-process", "leaked"),
+    ],
 )
 async def test_sabotage_turns_the_figure_red(bed, calm, kills, sabotage, red):
     figure = figures(await faults.disturbed(bed, wanted(kills, sabotage), calm, [LASTLY]))

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
 
 async def test_steps_are_taken_apart_and_parked_sessions_all_wake(model_path, tmp_path):
-    lines = await steps.measure(TEST_MODEL, rounds=2, count=6)
+    lines = await steps.measure(TEST_MODEL, rounds=1, count=4)
     figure = figures(lines)
     assert figure["overhead_ms"].keys() == {"take_input", "think", "run_tools"}
     assert figure["overhead_ratio"] > 0
@@ -21,7 +21,7 @@ async def test_steps_are_taken_apart_and_parked_sessions_all_wake(model_path, tm
         assert parts.keys() >= {"temporal dispatch", "activity", "temporal hop", "begin tx", "complete tx", step}
         assert parts["activity"] >= parts["begin tx"] + parts["complete tx"]
     assert figure["breakdown_ms"]["run_tools"]["tool"] > 0
-    assert (figure["parked"], figure["woken"]) == (6, 6)
+    assert (figure["parked"], figure["woken"]) == (4, 4)
     assert figure["wake_token_p50_ms"] >= figure["wake_p50_ms"] > 0
     evidence.leave(tmp_path / "steps.jsonl", lines)
     assert verified(tmp_path)[1] == figure

@@ -26,7 +26,7 @@ ASK_NODES = {
     "/v1/admin/kv",
     "/v1/admin/kv/audit",
 }
-EXAMPLES = 6  # of each route; `make soak` tries many more
+EXAMPLES = 3  # of each route; `make soak` tries many more
 
 
 @pytest.fixture(scope="module")
