@@ -13,7 +13,7 @@ import numpy as np
 from engine.errors import RequestError
 from engine.sampler import Allowed
 from engine.tokens import StopText, Tokenizer, load_tokenizer
-from engine.tokens.grammar import MAX_GRAMMAR_CHARS
+from engine.tokens.grammar import MAX_GRAMMAR_CHARS, new_matcher
 
 KEPT = 32  # grammars
 
@@ -100,13 +100,11 @@ class Constraints:
         return matcher
 
     def _compile(self, grammar: str) -> Any:
-        from llguidance import LLMatcher
-
         if len(grammar) > MAX_GRAMMAR_CHARS:
             raise RequestError(
                 "bad_grammar", f"a grammar of {len(grammar)} characters is more than the {MAX_GRAMMAR_CHARS} allowed"
             )
-        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)
+        matcher = new_matcher(self._vocabulary(), grammar)
         if matcher.is_error():
             reason = matcher.get_error().split("\n", 1)[0][:300]
             raise RequestError("bad_grammar", f"this grammar cannot be used: {reason}")

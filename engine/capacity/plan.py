@@ -13,10 +13,8 @@ from engine.capacity.facts import ModelFacts
 from engine.capacity.parts import long_contexts, mixture, paging, tiers
 from engine.capacity.placement import Placement, illegal, legal_degrees
 from engine.capacity.results import Degree, Knobs, Plan
-from engine.capacity.wish import Terms, Wish, resolve
+from engine.capacity.wish import MOST_DEVICES, Terms, Wish, resolve
 from engine.errors import PlanError
-
-_MOST_LEGAL = 64
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,12 @@ def make_plan(facts: ModelFacts, wish: Wish, measured: Device | None = None) -> 
     Raises PlanError: a wish that cannot be met, in a sentence that says what could.
     """
     terms, assumed = resolve(facts, wish, measured, disk().read_bps)
-    legal = legal_degrees(facts, terms.dp_attention, max(_MOST_LEGAL, terms.device.domain))
+    legal = legal_degrees(facts, terms.dp_attention, MOST_DEVICES)
     place = _possible(_place(facts, terms, legal, assumed), assumed)
     terms = place.terms
+    if place.degree > terms.device.domain:
+        assumed.append(f"links between machines as quick as those among {terms.device.domain} devices of one")
+    shown = _shown(legal, place.degree, terms.device.domain)
     by_memory = place.users
     most = place.batch_within(terms.slo_tpot_s)
     batch = max(1, min(by_memory, most) if most else by_memory)
@@ -106,8 +107,8 @@ def make_plan(facts: ModelFacts, wish: Wish, measured: Device | None = None) -> 
         break_even_gb_s=f.break_even_bps(per_token, place.recompute_s) / 1e9,
         break_even_at_context_gb_s=f.break_even_bps(whole, place.prefill_s(n)) / 1e9,
         launches_ms=f.launches_s(facts.layers) * 1e3,
-        legal_tp=_shown(legal) if terms.dp_attention else legal,
-        degrees=[_degree(facts, terms, degree) for degree in _shown(legal)],
+        legal_tp=shown if terms.dp_attention else legal,
+        degrees=[_degree(facts, terms, degree) for degree in shown],
         tiers=tiers(place),
         speculation=(drafted := drafts(place, batch)),
         speculation_advice=drafts_advice(drafted, terms, batch),
@@ -126,9 +127,9 @@ def _place(facts: ModelFacts, terms: Terms, legal: list[int], assumed: list[str]
     """On as many devices as are asked for, or the fewest that hold it."""
     if terms.tp is not None:
         if terms.tp not in legal:
-            why = illegal(facts, terms.tp) if not terms.dp_attention else None
-            reason = why or f"{terms.tp} is more than a model of this kind can be spread over"
-            raise PlanError("tp", f"{reason}; legal are {', '.join(map(str, _shown(legal)))}")
+            spread = f"{facts.experts.count if facts.experts else 1} experts are fewer than {terms.tp} devices"
+            why = spread if terms.dp_attention else illegal(facts, terms.tp)
+            raise PlanError("tp", f"{why}; legal are {', '.join(map(str, _shown(legal, terms.device.domain)))}")
         return Placement(facts, terms, terms.tp)
     within = [Placement(facts, terms, one) for one in legal if one <= terms.device.domain]
     found = next((one for one in within if one.users), within[-1])
@@ -223,11 +224,11 @@ def _degree(facts: ModelFacts, terms: Terms, degree: int) -> Degree:
     )
 
 
-def _shown(legal: list[int]) -> list[int]:
-    """Of many legal numbers, the powers of two and the last."""
+def _shown(legal: list[int], *also: int) -> list[int]:
+    """Of many legal numbers, the powers of two, the last, and those that are asked for."""
     if len(legal) <= 12:
         return legal
-    return [one for one in legal if one & (one - 1) == 0 or one == legal[-1]]
+    return [one for one in legal if one & (one - 1) == 0 or one == legal[-1] or one in also]
 
 
 def _verdict(place: Placement, legal: list[int]) -> str:

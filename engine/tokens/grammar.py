@@ -23,6 +23,7 @@ MAX_TOOLS = 128
 MAX_SCHEMA_CHARS = 65_536
 MAX_PATTERN_CHARS = 4096
 MAX_GRAMMAR_CHARS = 262_144
+LEXER_FUEL = (200_000, 50_000)  # for the first token and for each later one: at most about 50 and 15 ms of everyone's
 _MAX_DEPTH = 32
 _MAX_REPEAT = 4096
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -98,10 +99,19 @@ def check_grammar(grammar: str) -> None:
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
         raise ToolSchemaError(f"this grammar cannot be used: {_first_line(messages)}")
-    matcher = LLMatcher(_any_bytes(), grammar, log_level=0)
+    matcher = new_matcher(_any_bytes(), grammar)
     matcher.compute_bitmask()
     if matcher.is_error():
         raise ToolSchemaError("this grammar cannot be used: there is no text that it admits")
+
+
+def new_matcher(vocabulary: Any, grammar: str) -> Any:
+    """A grammar at its beginning; one that needs more than LEXER_FUEL to be walked is in error where it does."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    first, later = LEXER_FUEL
+    limits = LLParserLimits(initial_lexer_fuel=first, step_lexer_fuel=later)
+    return LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
 
 
 @functools.cache

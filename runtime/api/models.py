@@ -128,10 +128,11 @@ async def ensure_answers_work(config: SessionConfig) -> None:
 
 def ensure_tokens_exist(config: SessionConfig, model: Served) -> None:
     """Raises InvalidRequest where an option names a token that there is none of."""
+    size = int(model.card["vocab_size"])
     for token in config.sampling.logit_bias:
-        if int(token) >= int(model.card["vocab_size"]):
+        if int(token) >= size:
             raise InvalidRequest(
-                f"sampling.logit_bias: there is no token {token}; {config.model} has {model.card['vocab_size']}",
+                f"sampling.logit_bias: there is no token {token}; those of {config.model} are 0 to {size - 1}",
                 param="sampling.logit_bias",
             )
 

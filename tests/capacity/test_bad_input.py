@@ -132,3 +132,13 @@ def test_whatever_stands_in_a_config_there_is_a_plan_or_a_sentence(name: str, da
     with contextlib.suppress(PlanError):
         made = make_plan(read_config(broken), Wish()).plan
         json.dumps(made.as_json(), allow_nan=False)
+
+
+def test_experts_are_spread_over_as_many_devices_as_there_are_experts_and_no_more():
+    one = plan("deepseek-v3", device="gb200-nvl72", tp=144, dp_attention=True)
+    assert one.fits
+    assert {72, 144, 256} <= set(one.legal_tp)
+    assert any("links between machines" in words for words in one.assumed)
+    assert not any("links" in words for words in plan("deepseek-v3", tp=8).assumed)
+    with pytest.raises(PlanError, match="256 experts are fewer than 320 devices"):
+        plan("deepseek-v3", tp=320, dp_attention=True)

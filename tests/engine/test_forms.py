@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from engine.constraint import Constraints
 from engine.errors import ToolSchemaError
 from engine.tokens import Form, Tokenizer, ToolSpec, load_tokenizer, tool_grammar
+from engine.tokens.grammar import new_matcher
 from tests.engine.tiny import write_tiny
 
 MOST_TOKENS = 160
@@ -178,3 +180,30 @@ def test_a_pattern_that_others_choke_on_is_walked_or_ends_the_message(
 def test_the_tiny_model_of_these_tests_has_a_token_for_every_byte(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tiny(tmp_path / "tiny.gguf"))
     assert tokenizer.decode(tokenizer.encode("é🙂\x00")) == "é🙂\x00"
+
+
+def test_a_pattern_that_is_too_large_to_walk_ends_before_it_holds_up_others() -> None:
+    tokenizer = LLTokenizer("byte")
+    grammar = tool_grammar([], "auto", Form.regex("(.{1,4000}x|.{1,4000}y){1,4000}"))
+    assert grammar is not None
+
+    def walked(matcher: Any) -> int:
+        """Tokens until it is in error."""
+        text = tokenizer.tokenize_str("hello y" * 200)
+        return next((at for at, token in enumerate(text) if not matcher.consume_token(token)), len(text))
+
+    assert 0 < walked(new_matcher(tokenizer, grammar)) < walked(LLMatcher(tokenizer, grammar, log_level=0))
+
+
+def test_a_large_and_sensible_form_is_walked_to_its_end() -> None:
+    tokenizer = LLTokenizer("byte")
+    names = [f"field_{number}" for number in range(100)]
+    mail = {"type": "string", "pattern": "^[a-z0-9.-]{1,64}@[a-z.]{1,64}$"}
+    schema = {"type": "object", "properties": dict.fromkeys(names, mail), "required": names}
+    grammar = tool_grammar([], "auto", Form.json(schema))
+    assert grammar is not None
+    matcher = new_matcher(tokenizer, grammar)
+    for token in tokenizer.tokenize_str(json.dumps(dict.fromkeys(names, "sea.and.boat@tide.example"))):
+        assert matcher.consume_token(token)
+        matcher.compute_bitmask()
+    assert matcher.is_accepting()
