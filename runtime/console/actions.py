@@ -79,7 +79,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
         loses="The transcript, files and pages after this step leave the branch. They stay in the record.",
         body={"step": whole},
     ),
-    "session.cancel": _session("cancel", "Cancel", "It is being cancelled.", loses=_GONE),
+    "session.cancel": _session("cancel", "Cancel the session", "It is being cancelled.", loses=_GONE),
     "session.pin": _session("kv/pin", "Pin", "Its pages stay on the device."),
     "session.offload": _session("kv/offload", "Offload", "Its pages go to a lower tier.", body={"tier": str}),
     "session.prefetch": _session("kv/prefetch", "Prefetch", "Its pages are read back."),
