@@ -4,3 +4,4 @@ CREATE INDEX sessions_in_order ON sessions (created_at DESC, session_id DESC);
 CREATE INDEX sessions_failed ON sessions (updated_at DESC) WHERE state = 'failed';
 CREATE INDEX steps_by_end ON steps (ended_at DESC) WHERE ended_at IS NOT NULL;
 CREATE INDEX kv_residency_by_tier ON kv_residency (tier, session_id);
+CREATE INDEX events_of_denials ON events (created_at DESC) WHERE type = 'sandbox.egress_denied';

@@ -55,6 +55,18 @@ class Away(Shape):
     sessions: int
 
 
+class Denial(Shape):
+    """What a session's sandbox wanted to reach and may not."""
+
+    session_id: str
+    tenant: str
+    at: datetime.datetime
+    host: str
+    port: int | None
+    reason: str
+    times: int
+
+
 class Attention(Shape):
     """What needs a person. At most twenty sessions of each kind are named; `questions` are counted by kind.
 
@@ -69,6 +81,7 @@ class Attention(Shape):
     failed: list[Concern]
     retrying: list[Concern]
     nodes_away: list[Away]
+    egress_denied: list[Denial] = Field(description="The latest.")
     workflow_tasks_failing: int | None
     temporal: str
     latency: list[Latency]
@@ -86,7 +99,9 @@ async def needs_attention(request: Request, db: Db) -> Attention:
     stuck, failed, retrying, latencies = await asyncio.gather(
         attention.stuck(db, QUIET_S), attention.failed(db), attention.retrying(db), attention.latencies(db)
     )
-    asked, nodes, (failing, temporal) = await asyncio.gather(attention.asked(db), fleet.nodes(db), _failing(request))
+    asked, nodes, denied, (failing, temporal) = await asyncio.gather(
+        attention.asked(db), fleet.nodes(db), attention.denied(db), _failing(request)
+    )
     return Attention(
         questions=asked,
         stuck=_concerns(stuck),
@@ -96,6 +111,10 @@ async def needs_attention(request: Request, db: Db) -> Attention:
             Away(node=row["node_id"], heartbeat_age_s=row["age_s"], sessions=row["sessions"])
             for row in nodes
             if not row["alive"] and row["sessions"]
+        ],
+        egress_denied=[
+            Denial(session_id=row["session_id"], tenant=row["tenant_id"], at=row["created_at"], **row["data"])
+            for row in denied
         ],
         workflow_tasks_failing=failing,
         temporal=temporal,

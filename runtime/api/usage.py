@@ -31,6 +31,7 @@ DAYS = 30
 From = Annotated[Time | None, Query(alias="from", description="Thirty days ago where it is not given.")]
 To = Annotated[Time | None, Query(alias="to", description="Now where it is not given.")]
 Format = Literal["json", "csv"]
+OfSession = Annotated[str | None, Query(min_length=1, max_length=200, description="Only what this session used.")]
 Many = Annotated[int, Query(ge=1, le=10_000, description="How many groups at most.")]
 _AS_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
 
@@ -73,11 +74,12 @@ async def own(
     since: From = None,
     until: To = None,
     format: Format = "json",
+    session: OfSession = None,
     limit: Many = 1000,
     after: After = None,
 ) -> Any:
-    """What this tenant used."""
-    return _answer(await _rows(request, db, group_by, tenant, since, until), limit, after, format)
+    """What this tenant used, or one session of it."""
+    return _answer(await _rows(request, db, group_by, tenant, since, until, session), limit, after, format)
 
 
 @admin_router.get("", responses=_AS_CSV, response_model=Page[UsageOut])
@@ -103,6 +105,7 @@ async def _rows(
     tenant: str | None,
     since: datetime.datetime | None,
     until: datetime.datetime | None,
+    session: str | None = None,
 ) -> list[UsageOut]:
     until = until or datetime.datetime.now(datetime.UTC)
     if since is None:
@@ -110,7 +113,7 @@ async def _rows(
         since = begin.replace(hour=0, minute=0, second=0, microsecond=0)
     if since > until:
         raise InvalidRequest("from lies after to; swap them", param="from")
-    found = await usage.summed(db, group_by, tenant, since, until)
+    found = await usage.summed(db, group_by, tenant, since, until, session)
     prices: Prices | None = request.app.state.prices
     groups: dict[str, list[Used]] = {}
     for one in found:

@@ -112,9 +112,12 @@ _PLACES: Final = ("device", *TIERS)
 
 
 async def sandboxes(visit: Visit) -> Page:
-    """Sandboxes that sessions have, and what nodes keep ready."""
-    found, nodes = await visit.api.many(("/sandboxes", {"limit": 100, "after": visit.query.get("after")}), "/nodes")
-    return Page("sandboxes.html", {"page": needed(found), "nodes": rows(nodes)})
+    """Sandboxes that sessions have, what nodes keep ready, and what was denied."""
+    found, nodes, attention = await visit.api.many(
+        ("/sandboxes", {"limit": 100, "after": visit.query.get("after")}), "/nodes", "/attention"
+    )
+    denied = [] if isinstance(attention, Refused) else attention["egress_denied"]
+    return Page("sandboxes.html", {"page": needed(found), "nodes": rows(nodes), "denied": denied})
 
 
 async def nodes(visit: Visit) -> Page:

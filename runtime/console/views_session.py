@@ -22,7 +22,7 @@ async def session(visit: Visit) -> Page:
     base = f"/tenants/{segment(tenant)}/sessions/{segment(name)}"
     about = await visit.api.get(base)
     after = max(0, about["last_event"] - NEWEST)
-    steps, attempts, checkpoints, events, kv, decisions, questions = await visit.api.many(
+    steps, attempts, checkpoints, events, kv, decisions, questions, used = await visit.api.many(
         f"{base}/steps",
         f"{base}/attempts",
         f"{base}/checkpoints",
@@ -30,6 +30,7 @@ async def session(visit: Visit) -> Page:
         f"{base}/kv",
         (f"{base}/kv/decisions", {"limit": 100}),
         (f"/tenants/{segment(tenant)}/approvals", {"session": name}),
+        (f"/tenants/{segment(tenant)}/usage", {"group_by": "session", "session": name, "from": about["created_at"]}),
     )
     all_steps = rows(steps)
     return Page(
@@ -48,6 +49,7 @@ async def session(visit: Visit) -> Page:
             "story": [(row["decided_at"], sentence(row)) for row in rows(decisions)],
             "questions": rows(questions),
             "sandbox": [event for event in rows(events) if event["type"].startswith("sandbox.")][-20:],
+            "used": next(iter(rows(used)), None),
             "may": may(about),
             "lacks": lacks(steps=steps, events=events, kv=kv),
         },

@@ -41,6 +41,17 @@ ORDER BY created_at, question_id LIMIT $4
 """
 
 
+_DENIED: Final = """
+SELECT session_id, tenant_id, created_at, data FROM events WHERE type = 'sandbox.egress_denied'
+ORDER BY created_at DESC LIMIT $1
+"""
+
+
+async def denied(db: Database) -> list[dict[str, Any]]:
+    """What sandboxes wanted to reach of late and may not, the newest first."""
+    return [dict(row) for row in await db.fetch(_DENIED, SHOWN)]
+
+
 async def open_questions(
     db: Database, kind: str | None, tenant_id: str | None, after: str | None, limit: int
 ) -> list[dict[str, Any]]:

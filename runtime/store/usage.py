@@ -23,6 +23,7 @@ _KEY: Final[Mapping[str, str]] = {
     "day": "to_char({at} AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
 }
 _WINDOW: Final = "($1::text IS NULL OR tenant_id = $1)"
+_OF_SESSION: Final = f"{_WINDOW} AND session_id = $4"
 _THOUGHT: Final = "(kind = 'think' OR kind = 'compaction' AND sampled > 0)"  # what dropped outputs asked no engine
 _STEPS: Final = f"""
 SELECT {{key}} AS key, model, count(*) AS steps, count(DISTINCT session_id) AS sessions,
@@ -59,14 +60,23 @@ class Used:
 
 
 async def summed(
-    db: Database, group_by: GroupBy, tenant_id: str | None, since: datetime.datetime, until: datetime.datetime
+    db: Database,
+    group_by: GroupBy,
+    tenant_id: str | None,
+    since: datetime.datetime,
+    until: datetime.datetime,
+    session_id: str | None = None,
 ) -> list[Used]:
     """By group and model. Steps count where they settled, what lasts (sandboxes, pages in tiers) while it lasted."""
-    args = (tenant_id, since, until)
+    args: tuple[Any, ...] = (tenant_id, since, until)
+    steps, lasting = _STEPS, _LASTING
+    if session_id is not None:  # said only where it is asked for, so that the session's rows are found by their key
+        args += (session_id,)
+        steps, lasting = (text.replace(_WINDOW, _OF_SESSION) for text in (steps, lasting))
     days = _DAYS if group_by == "day" else _WHOLE
     stepped, lasted = await asyncio.gather(
-        db.fetch(_STEPS.format(key=_KEY[group_by].format(at="settled_at")), *args),
-        db.fetch(_LASTING.format(key=_KEY[group_by].format(at="since"), days=days), *args),
+        db.fetch(steps.format(key=_KEY[group_by].format(at="settled_at")), *args),
+        db.fetch(lasting.format(key=_KEY[group_by].format(at="since"), days=days), *args),
     )
     speeds = _speeds(stepped)
     found: dict[tuple[str, str], dict[str, Any]] = defaultdict(_nothing)

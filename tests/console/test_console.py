@@ -16,6 +16,8 @@ from runtime.console.cookies import NAME, Signer
 from runtime.console.inside import segment
 from runtime.console.show import environment
 from runtime.console.ways import HEADERS
+from runtime.store import Event
+from runtime.store.events import append
 from tests.console.conftest import Operator, made
 from tests.runtime.api.test_keys import bearer, make
 
@@ -246,3 +248,16 @@ async def test_a_page_says_what_is_known_while_the_database_is_away(
     assert "As it was" in answer.text
     assert "/console/runbooks/postgres-away" in answer.text
     assert (await operator.http.get("/console/runbooks/postgres-away")).status_code == 200
+
+
+async def test_what_a_sandbox_may_not_reach_is_shown_with_whose_it_was(
+    operator: Operator, client: httpx.AsyncClient, app: FastAPI
+) -> None:
+    session = await made(app, client)
+    denial = Event("sandbox.egress_denied", {"host": "evil.example", "port": 443, "reason": "not listed", "times": 3})
+    await app.state.db.run(lambda connection: append(connection, session, [denial]))
+    [told] = (await client.get("/v1/admin/attention")).json()["egress_denied"]
+    assert (told["session_id"], told["host"], told["times"]) == (session, "evil.example", 3)
+    page = await operator.page("/sandboxes")
+    assert "evil.example:443" in page
+    assert session in page

@@ -52,6 +52,16 @@ async def test_each_tenant_sees_its_own_usage_and_an_operator_all(
     assert [(row["id"], row["sampled_tokens"]) for row in one] == [("small", 30)]
 
 
+async def test_what_one_session_used_is_told_to_its_tenant_alone(
+    client: httpx.AsyncClient, acme: dict[str, str]
+) -> None:
+    asked = {**MARCH, "group_by": "session", "session": "ses_a"}
+    (own,) = (await client.get("/v1/usage", params=asked)).json()["data"]
+    assert (own["id"], own["sampled_tokens"]) == ("ses_a", 10)
+    assert (await client.get("/v1/usage", params=asked, headers=acme)).json()["data"] == []
+    assert (await client.get("/v1/usage", params={**asked, "session": "ses_none"})).json()["data"] == []
+
+
 async def test_a_price_file_makes_money_of_it_and_what_is_not_known_costs_none(
     client: httpx.AsyncClient, app: FastAPI, acme: dict[str, str]
 ) -> None:
