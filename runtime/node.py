@@ -213,7 +213,7 @@ async def _beat(s: Services, drain: Drain) -> None:
         try:
             if await fleet.heartbeat(s.db, s.node_id, s.boot, engine_answers=answers):
                 drain.begin()
-            elif drain.began:
+            if drain.began and await fleet.wanted_back(s.db, s.node_id, s.boot):
                 log.warning("node %s is wanted back; it ends, and takes sessions in its next life", s.node_id)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

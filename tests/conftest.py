@@ -23,10 +23,13 @@ from runtime.migrate import migrate
 from runtime.settings import Settings
 from runtime.store import Database
 
+FIRST = ("stack", "upgrade", "workflows", "sandbox")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The stack's tests come first: they wait the most, and the others fill the time beside them."""
-    items.sort(key=lambda item: "stack" not in item.path.parts)
+    """The stack's tests come first: they wait the most, and the others fill the time beside them. Then what takes long
+    in one piece, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: next((at for at, name in enumerate(FIRST) if name in item.path.parts), len(FIRST)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -50,7 +50,7 @@ async def register_node(
     await db.execute(
         "INSERT INTO nodes (node_id, boot, queue, card, sandbox, engine, chat) VALUES ($1, $2, $3, $4, $5, $6, $7)"
         " ON CONFLICT (node_id) DO UPDATE SET boot = $2, queue = $3, card = $4, sandbox = $5, engine = $6, chat = $7,"
-        " heartbeat_at = now(), engine_at = now(), draining = false, drained_at = NULL",
+        " heartbeat_at = now(), engine_at = now(), draining = false, drained_at = NULL, wanted_back = false",
         node_id,
         boot,
         queue,
@@ -75,22 +75,29 @@ async def heartbeat(db: Database, node_id: str, boot: str, *, engine_answers: bo
 
 async def ask_to_drain(db: Database, node_id: str) -> None:
     """The node gets no more sessions from now on, and is told at its next heartbeat. Idempotent. Raises NotFound."""
-    row = await db.fetchrow("UPDATE nodes SET draining = true WHERE node_id = $1 RETURNING node_id", node_id)
+    row = await db.fetchrow(
+        "UPDATE nodes SET draining = true, wanted_back = false WHERE node_id = $1 RETURNING node_id", node_id
+    )
     if row is None:
         raise NotFound(f"there is no node {node_id}")
 
 
 async def ask_back(db: Database, node_id: str) -> None:
-    """A node that drains, or is drained, begins a new life, and takes sessions in it. Raises NotFound; Conflict where
-    it does not drain."""
+    """A node that drains, or is drained, is to begin a new life; it takes sessions in that one, and none before. Raises
+    NotFound; Conflict where it does not drain."""
     row = await db.fetchrow(
-        "UPDATE nodes SET draining = false, drained_at = NULL WHERE node_id = $1 AND draining RETURNING node_id",
-        node_id,
+        "UPDATE nodes SET wanted_back = true WHERE node_id = $1 AND draining RETURNING node_id", node_id
     )
     if row is None:
         if await db.fetchrow("SELECT true FROM nodes WHERE node_id = $1", node_id) is None:
             raise NotFound(f"there is no node {node_id}")
         raise Conflict(f"node {node_id} does not drain")
+
+
+async def wanted_back(db: Database, node_id: str, boot: str) -> bool:
+    """Whether this life of a node is to end so that the next one takes sessions."""
+    row = await db.fetchrow("SELECT wanted_back FROM nodes WHERE node_id = $1 AND boot = $2", node_id, boot)
+    return bool(row and row["wanted_back"])
 
 
 async def note_drained(db: Database, node_id: str, boot: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from runtime.errors import Unavailable
+from runtime.errors import Conflict, NotFound, Unavailable
 from runtime.store import fleet, placement, sandboxes
 from runtime.store.placement import ENGINE_AWAY_S, LOST_AFTER_S, Node, choose
 from tests.runtime.store.conftest import CONFIG, Story
@@ -161,3 +161,25 @@ async def test_a_step_that_begins_keeps_its_sandbox_also_when_it_is_about_to_be_
     assert await sandboxes.give_up(db, story.session_id, owner.epoch) is None
     await db.execute("UPDATE sessions SET state = 'thinking' WHERE session_id = $1", story.session_id)
     assert await sandboxes.give_up(db, story.session_id, owner.epoch) == {"pid": 1}
+
+
+async def test_a_node_that_is_wanted_back_takes_no_session_before_its_next_life(db):
+    await fleet.register_node(db, "a", "one", "q1", CARD, {})
+    with pytest.raises(Conflict, match="does not drain"):
+        await fleet.ask_back(db, "a")
+    with pytest.raises(NotFound):
+        await fleet.ask_back(db, "nobody")
+    await fleet.ask_to_drain(db, "a")
+    await fleet.ask_back(db, "a")
+    assert await fleet.wanted_back(db, "a", "one")
+    story = Story(db)
+    await story.placed()
+    with pytest.raises(Unavailable, match="takes sessions now"):
+        await placement.place(db, story.session_id)
+    await fleet.ask_to_drain(db, "a")  # whoever says so last is right
+    assert not await fleet.wanted_back(db, "a", "one")
+    await fleet.ask_back(db, "a")
+    await fleet.register_node(db, "a", "two", "q2", CARD, {})
+    assert not await fleet.heartbeat(db, "a", "two")
+    assert not await fleet.wanted_back(db, "a", "two")
+    assert (await placement.place(db, story.session_id)).node.queue == "q2"
