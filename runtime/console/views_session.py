@@ -61,7 +61,8 @@ def may(about: Mapping[str, Any]) -> dict[str, str | None]:
     state, over = about["state"], about["state"] in (*TERMINAL, "cancelling")
     ended = f"it is {state}" if over else None
     return {
-        "session.pause": ended or (None if state not in ("paused", "failed") else f"it is {state}"),
+        "session.pause": ended
+        or (None if state in ("idle", "thinking", "tool_running", "waiting") else f"it is {state}"),
         "session.resume": ended or (None if state == "paused" else "it is not paused"),
         "session.retry": ended or (None if state == "failed" else "nothing of it has failed"),
         "session.interrupt": ended

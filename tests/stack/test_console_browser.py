@@ -102,13 +102,13 @@ async def operator(browser: Browser, stack: Stack) -> AsyncIterator[Watched]:
 async def test_a_refresh_takes_away_nothing_that_somebody_reads_and_says_when_there_is_none(
     operator: Watched, client: tenuto.AsyncClient
 ) -> None:
-    sessions = [await client.sessions.create() for _ in range(2)]
+    sessions = [await client.sessions.create(limits=LIMITS) for _ in range(2)]
     await operator.go("/sessions")
     page = operator.page
     await page.locator("main").click()
     await page.keyboard.press("j")
     first = await page.locator("tr.at").get_attribute("id")
-    sessions.append(await client.sessions.create())
+    sessions.append(await client.sessions.create(limits=LIMITS))
     await page.evaluate("refresh()")
     await expect(page.locator(f"[id='{sessions[-1].id}']")).to_be_visible()
     assert await page.locator("tr.at").get_attribute("id") == first
@@ -121,10 +121,11 @@ async def test_a_refresh_takes_away_nothing_that_somebody_reads_and_says_when_th
     await expect(page.locator("#stale")).to_be_hidden()
     await page.keyboard.press("Enter")
     await expect(page.locator("h1")).to_contain_text(first or "")
-    await page.get_by_role("button", name="Pause").click()
-    await operator.told("It pauses")
+    await page.get_by_label("Say something to it").fill("Hello.")
+    await page.get_by_role("button", name="Send").click()
+    await operator.told("accepted")
     await page.evaluate("refresh()")
-    await operator.told("It pauses")
+    await operator.told("accepted")
     for session in sessions:
         await session.cancel()
 

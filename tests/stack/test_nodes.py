@@ -75,7 +75,7 @@ async def both_up(stack: Stack, client: tenuto.AsyncClient) -> AsyncIterator[Non
     yield
     for node, state in (await states(client)).items():
         if state in ("draining", "drained"):
-            with contextlib.suppress(tenuto.ConflictError):  # it is on its way already
+            with contextlib.suppress(tenuto.APIError):  # it is on its way already
                 await client.post(f"/v1/admin/nodes/{node}/undrain")
     while set((await states(client)).values()) != {"up"}:
         await asyncio.sleep(0.1)

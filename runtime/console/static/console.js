@@ -21,7 +21,6 @@ async function refresh() {
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
     if (!fresh) throw new Error("no page");
     Idiomorph.morph(main(), fresh, {
-      ignoreActiveValue: true,
       callbacks: {
         beforeNodeMorphed: (old) => !(old.nodeType === 1 && old.hasAttribute("data-keep")),
         beforeNodeRemoved: (old) => !(old.nodeType === 1 && old.matches(".flash[data-keep]")),
