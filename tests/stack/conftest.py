@@ -12,6 +12,7 @@ import tenuto
 
 from runtime.demo.run import demo_environment
 from runtime.demo.stack import Stack, running_stack
+from runtime.store import Database
 from tests.conftest import TEST_MODEL
 from tests.runtime.tools.servers import Seen, http_server
 
@@ -40,3 +41,16 @@ async def stack(model_path: Path, web: Seen) -> AsyncIterator[Stack]:
 async def client(stack: Stack) -> AsyncIterator[tenuto.AsyncClient]:
     async with tenuto.AsyncClient(stack.api_url, stack.api_key) as client:
         yield client
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="session")
+async def sessions_end(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """Whoever leaves a session open is named: later tests count what the whole stack holds."""
+    yield
+    if "stack" not in request.fixturenames:
+        return
+    async with Database(request.getfixturevalue("stack").postgres_dsn) as db:
+        rows = await db.fetch(
+            "SELECT session_id, state FROM sessions WHERE state NOT IN ('cancelling', 'cancelled', 'completed')"
+        )
+    assert not rows, [tuple(row) for row in rows]

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pyte
 
 async def test_the_stack_is_looked_at_and_bundled(stack: Stack, client: tenuto.AsyncClient, tmp_path: Path):
     session = await client.sessions.create(system="You are a lighthouse.", limits={"max_think_tokens": 20})
-    await session.send("Say hello.")
+    await session.run("Say hello.")
     status, out, errors = await ran(stack, "doctor", "--json")
     reports = [json.loads(line) for line in out.splitlines()]
     assert [report["part"] for report in reports] == list(PARTS), errors
@@ -35,3 +35,4 @@ async def test_the_stack_is_looked_at_and_bundled(stack: Stack, client: tenuto.A
     assert {"tenuto-bundle/logs/engine.log", "tenuto-bundle/logs/node.log"} <= set(files)
     secrets = (stack.api_key, (stack.settings.home / "secrets.key").read_text().strip(), "lighthouse", "Say hello")
     assert not [secret for secret in secrets if secret.encode() in everything]
+    await session.cancel()
