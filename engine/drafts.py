@@ -37,21 +37,24 @@ class Draft:
 NO_DRAFT = Draft()
 
 
-# By how much of the transcript's end they match; and how likely the next token is to stand, before anything is known.
-_MATCHES = {10: "lookup-10", 5: "lookup-5", 3: "lookup-3", 2: "lookup-2", 1: "lookup-1"}
+# By how much of the transcript's end they match, and how likely the next token is to stand before anything is known; by
+# how many of several matches go on alike.
+_MATCHES = {10: 0.85, 5: 0.7, 3: 0.5, 2: 0.3, 1: 0.1}
+_AGREED = ("once", "few", "most", "all")
 PRIORS = {
     "grammar": 0.9,
-    "lookup-10": 0.85,
-    "lookup-5": 0.7,
-    "lookup-3": 0.5,
-    "lookup-2": 0.3,
-    "lookup-1": 0.1,
+    **{f"lookup-{least}-{agreed}": share for least, share in _MATCHES.items() for agreed in _AGREED},
     "model": 0.6,
 }
 
 
-def _kind(matched: int) -> str:
-    return next(kind for least, kind in _MATCHES.items() if matched >= least)
+def _kind(matched: int, agreed: str) -> str:
+    return f"lookup-{next(least for least in _MATCHES if matched >= least)}-{agreed}"
+
+
+def _agreed(alike: int, of: int) -> str:
+    """How many of so many matches go on as the latest one does."""
+    return "once" if of == 1 else "all" if alike == of else "most" if 2 * alike > of else "few"
 
 
 class PromptLookup:
@@ -89,7 +92,8 @@ class PromptLookup:
         after = ids[at + 1 : at + 1 + most].tolist()
         while len(after) < most:  # it repeats itself: the draft goes on as it began
             after += after[: most - len(after)]
-        return Draft(tuple(after), tuple(_kind(matched + more) for more in range(most)))
+        agreed = _agreed(int(np.count_nonzero(ids[ends + 1] == ids[at + 1])), len(ends))
+        return Draft(tuple(after), tuple(_kind(matched + more, agreed) for more in range(most)))
 
 
 @dataclass

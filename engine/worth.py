@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MARGIN = 1.06
+MARGIN = 1.04
 MOST_ROWS = 64  # of drafts, in a step
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LEAST_SEEN = 4  # steps without drafts before the first with them
 PROBE_EVERY = 64  # steps that drafts were left out of: one is tried with few of them, to see whether that still holds
 PROBE_ROWS = 2
-_FIRST_ROW = 0.08  # of the base, for each row, before anything is known
+_FIRST_ROW = 0.05  # of the base, for each row, before anything is known
 _FIRST_WEIGHT = 2.0  # of that, in observations
 _NEW = 0.1  # weight of a new observation of the base
 _KEPT = 0.97  # of what was known of rows, with each new observation

@@ -37,8 +37,9 @@ struct Block {
 };
 
 // score [Queries][64 keys]
-template <class Kind, int Queries>
-TENUTO_INLINE void score_keys(const Span& span, int at, const Block& block, int d, Vec (&score)[Queries][kVectors]) {
+template <class Kind, int Queries, bool Ahead>
+TENUTO_INLINE void score_keys(const Span& span, int at, const Block& block, const Block& next, int d,
+                              Vec (&score)[Queries][kVectors]) {
   for (int v = 0; v < kVectors; v += kWide) {
     const Unit* keys[kWide];
     for (int w = 0; w < kWide; w++) keys[w] = block.keys[(v + w) * kLanes / kPage] + (v + w) * kLanes % kPage;
@@ -46,6 +47,8 @@ TENUTO_INLINE void score_keys(const Span& span, int at, const Block& block, int 
     for (int k = 0; k < d / Kind::kUnit; k++) {
       IVec key[kWide];
       for (int w = 0; w < kWide; w++) key[w] = load(keys[w] + k * kPage);
+      if (Ahead && v == 0)
+        for (int p = 0; p < kBlock; p++) __builtin_prefetch(next.keys[p] + k * kPage);
       for (int q = 0; q < Queries; q++) {
         const IVec x = splat(span.query[at + q][k]);
         for (int w = 0; w < kWide; w++) sum[q][w] = Kind::mac(sum[q][w], x, key[w]);
@@ -89,8 +92,8 @@ TENUTO_INLINE void weigh(Span& span, int q, const Block& block, int d, float sca
 }
 
 // mixed [Queries][Wide vectors] += weights [Queries][64 keys] x values [64 keys][Wide vectors], from `dim` on
-template <class Kind, int Queries, int Wide>
-TENUTO_INLINE void mix_values(Span& span, int at, const Block& block, int d, int dim,
+template <class Kind, int Queries, int Wide, bool Ahead>
+TENUTO_INLINE void mix_values(Span& span, int at, const Block& block, const Block& next, int d, int dim,
                               const Unit (*weights)[kBlock * kPage]) {
   constexpr int steps = kPage / Kind::kUnit;
   Vec sum[Queries][Wide];
@@ -98,7 +101,10 @@ TENUTO_INLINE void mix_values(Span& span, int at, const Block& block, int d, int
     for (int w = 0; w < Wide; w++) sum[q][w] = load(span.mixed[at + q] + dim + kLanes * w);
   for (int p = 0; p < block.pages; p++) {
     const Unit* values = block.values[p] + dim;
-    for (int k = 0; k < steps; k++, values += d) {
+    const Unit* after = next.values[p] + dim;
+    for (int k = 0; k < steps; k++, values += d, after += d) {
+      if (Ahead)
+        for (int w = 0; w < Wide; w++) __builtin_prefetch(after + kLanes * w);
       IVec value[Wide];
       for (int w = 0; w < Wide; w++) value[w] = load(values + kLanes * w);
       for (int q = 0; q < Queries; q++) {
@@ -111,18 +117,18 @@ TENUTO_INLINE void mix_values(Span& span, int at, const Block& block, int d, int
     for (int w = 0; w < Wide; w++) store(span.mixed[at + q] + dim + kLanes * w, sum[q][w]);
 }
 
-template <class Kind, int Queries>
-void attend_group(Span& span, int at, const Block& block, int d, float scale) {
+template <class Kind, int Queries, bool Ahead>
+void attend_group(Span& span, int at, const Block& block, const Block& next, int d, float scale) {
   Vec score[Queries][kVectors];
   alignas(64) Unit weights[Queries][kBlock * kPage];
-  score_keys<Kind, Queries>(span, at, block, d, score);
+  score_keys<Kind, Queries, Ahead>(span, at, block, next, d, score);
   for (int q = 0; q < Queries; q++)
     weigh<Kind>(span, at + q, block, d, scale, score[q],
                 reinterpret_cast<typename Kind::Element*>(weights[q]));
   int dim = 0;
   for (; dim + kLanes * kWide <= d; dim += kLanes * kWide)
-    mix_values<Kind, Queries, kWide>(span, at, block, d, dim, weights);
-  for (; dim < d; dim += kLanes) mix_values<Kind, Queries, 1>(span, at, block, d, dim, weights);
+    mix_values<Kind, Queries, kWide, Ahead>(span, at, block, next, d, dim, weights);
+  for (; dim < d; dim += kLanes) mix_values<Kind, Queries, 1, Ahead>(span, at, block, next, d, dim, weights);
 }
 
 static inline Block block_of(const Attending& item, size_t page_units, int first) {
@@ -158,6 +164,18 @@ void read_queries(const Shape& shape, const Attending& item, int first, int quer
   }
 }
 
+// The group that begins at query `at`. `Ahead`: the block after this one is asked of memory meanwhile.
+template <class Kind, bool Ahead>
+TENUTO_INLINE void attend_some(Span& span, int at, int queries, const Block& block, const Block& next, int d,
+                               float scale) {
+  switch (queries - at) {
+    case 1: return attend_group<Kind, 1, Ahead>(span, at, block, next, d, scale);
+    case 2: return attend_group<Kind, 2, Ahead>(span, at, block, next, d, scale);
+    case 3: return attend_group<Kind, 3, Ahead>(span, at, block, next, d, scale);
+    default: return attend_group<Kind, kGroup, Ahead>(span, at, block, next, d, scale);
+  }
+}
+
 template <class Kind>
 void walk_segment(const Shape& shape, const Attending& item, int segment, int queries, Span& span) {
   const int d = shape.head_size;
@@ -170,14 +188,13 @@ void walk_segment(const Shape& shape, const Attending& item, int segment, int qu
   const int end = item.pages < (segment + 1) * kSegment ? item.pages : (segment + 1) * kSegment;
   int page = segment * kSegment;
   while ((page + kBlock) * kPage <= span.begin[0]) page += kBlock;  // the first query sees the earliest keys
+  Block next = block_of(item, shape.page_units(), page);
   for (; page < end; page += kBlock) {
-    const Block block = block_of(item, shape.page_units(), page);
-    for (int at = 0; at < queries; at += kGroup) switch (queries - at) {
-        case 1: attend_group<Kind, 1>(span, at, block, d, scale); break;
-        case 2: attend_group<Kind, 2>(span, at, block, d, scale); break;
-        case 3: attend_group<Kind, 3>(span, at, block, d, scale); break;
-        default: attend_group<Kind, kGroup>(span, at, block, d, scale);
-      }
+    const Block block = next;
+    if (page + kBlock < item.pages) next = block_of(item, shape.page_units(), page + kBlock);
+    attend_some<Kind, true>(span, 0, queries, block, next, d, scale);
+    for (int at = kGroup; at < queries; at += kGroup)
+      attend_some<Kind, false>(span, at, queries, block, next, d, scale);
   }
 }
 

@@ -21,7 +21,7 @@ constexpr int kPanel = 32;        // output columns of a packed panel
 constexpr int kGroupInputs = 32;  // inputs of a product that share a scale, in w4a8
 constexpr int kGroupUnits = 10;   // units of a group of activations: 8 of int8, scale, scale * sum
 constexpr int kPanelKinds = 4;
-constexpr int kMaxRows = 12;      // rows that the widest kernel keeps in registers
+constexpr int kMaxRows = 14;      // rows that the widest kernel keeps in registers
 constexpr int kMaxHeadSize = 256;
 constexpr int kSegment = 16;      // pages whose attention is one partial result; these merge in position order
 

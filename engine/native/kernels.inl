@@ -14,6 +14,10 @@ void narrow_all(const float* from, int width, Unit* out) {
   put_all<Act>(out, width, [&](int i) { return load(from + i); });
 }
 
+// What is needed 64 steps later, 8 KiB, is asked of memory now: rows are computed while it comes. Left to the processor,
+// the more a step computes, the less it fetches ahead, and each row costs its own time on top of memory's.
+constexpr int kAhead = 64 * kPanel;
+
 // out [Rows][32] = a [Rows][steps] x panel [steps][32]
 template <class Kind, int Rows>
 void product_of(const Unit* a, size_t stride, const Unit* panel, int steps, float* out) {
@@ -21,6 +25,7 @@ void product_of(const Unit* a, size_t stride, const Unit* panel, int steps, floa
     Vec sum[Rows][kColumns] = {};
     const Unit* b = panel + column;
     for (int k = 0; k < steps; k++, b += kPanel) {
+      for (int c = 0; c < kColumns; c++) __builtin_prefetch(b + kAhead + kLanes * c);
       IVec w[kColumns];
       for (int c = 0; c < kColumns; c++) w[c] = load(b + kLanes * c);
       for (int r = 0; r < Rows; r++) {
