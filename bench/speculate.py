@@ -312,7 +312,9 @@ def _of_session(
 
 
 @click.command()
-@click.option("--model", default="qwen2.5-coder-0.5b-instruct", show_default=True, help="A name in the catalogue, or a file.")
+@click.option(
+    "--model", default="qwen2.5-coder-0.5b-instruct", show_default=True, help="A name in the catalogue, or a file."
+)
 @click.option("--dtype", default="bf16", show_default=True)
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--sessions", default=4, show_default=True)

@@ -106,6 +106,7 @@ class SessionConfig(Frozen):
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
     response_format: ResponseFormat | None = None  # of what is not a call; None: any text
+    parallel_tool_calls: bool | None = None  # several calls in a message; None: where tool_choice is auto
     kv: KvPolicy = KvPolicy()
     approvals: dict[str, Approval] = Field(default_factory=dict, max_length=65)  # by a tool's name, or * for all
     budget: Budget = Budget()

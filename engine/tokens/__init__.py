@@ -2,21 +2,30 @@
 
 from engine.errors import ToolSchemaError
 from engine.tokens.chat import ChatFormat, load_chat_format
+from engine.tokens.formats import FORMATS, CallFormat
 from engine.tokens.grammar import MAX_PATTERN_CHARS, Form, check_grammar, tool_grammar
+from engine.tokens.incremental import ArgumentsDelta, CallEnded, CallStarted, MessageParser, TextDelta
 from engine.tokens.published import PublishedChat, publish_chat, read_chat
 from engine.tokens.stops import StopText
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
 from engine.tokens.vocabulary import StreamDecoder, Tokenizer, load_tokenizer
 
 __all__ = [
+    "FORMATS",
     "MAX_PATTERN_CHARS",
+    "ArgumentsDelta",
     "Call",
+    "CallEnded",
+    "CallFormat",
+    "CallStarted",
     "ChatFormat",
     "Form",
+    "MessageParser",
     "Parsed",
     "PublishedChat",
     "StopText",
     "StreamDecoder",
+    "TextDelta",
     "Tokenizer",
     "ToolResult",
     "ToolSchemaError",

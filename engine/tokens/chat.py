@@ -16,7 +16,9 @@ from typing import Any
 
 from engine.errors import TemplateError
 from engine.modelfile import ChatTemplate, open_model
-from engine.tokens.grammar import CALL_CLOSE, CALL_OPEN, Choice, tool_grammar
+from engine.tokens.formats import HERMES, CallFormat
+from engine.tokens.grammar import Choice, Form, tool_grammar
+from engine.tokens.incremental import CallEnded, Delta, MessageParser, TextDelta
 from engine.tokens.scaffold import Scaffold, Template, learn
 from engine.tokens.stops import StopText
 from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
@@ -29,7 +31,6 @@ _HERMES = (
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
-_MAX_CALLS = 128
 
 
 class ChatFormat:
@@ -44,6 +45,9 @@ class ChatFormat:
         self._template = Template(template, bos, self._eos_text())
         self._scaffold: Scaffold = learn(self._template)
         self._opening_text = lru_cache(maxsize=256)(self._render_opening)
+        self.calls: CallFormat = self._scaffold.calls or HERMES
+        tokens = {mark: tokenizer.encode(mark, allow_special=True) for mark in self.calls.marks}
+        self._control = {mark: ids[0] for mark, ids in tokens.items() if len(ids) == 1 and tokenizer.is_control(ids[0])}
 
     @property
     def native_tools(self) -> bool:
@@ -71,7 +75,7 @@ class ChatFormat:
             return self.user("\n".join(f"<tool_response>\n{r.content}\n</tool_response>" for r in results))
         first, between, last = self._scaffold.tools
         parts = [first, *[between] * (len(results) - 1), last]
-        return self._fill(parts, [r.content for r in results])
+        return self._fill(parts, [self._scaffold.result(r.content) for r in results])
 
     def assistant_open(self) -> list[int]:
         """What makes the model speak."""
@@ -84,26 +88,33 @@ class ChatFormat:
 
     def assistant(self, text: str, calls: Sequence[Call] = ()) -> list[int]:
         """A whole assistant message that was not generated here, from opening to close."""
-        encode = self._tokenizer.encode
-        ids = encode(text)
-        for index, call in enumerate(calls):
-            body = f'\n{{"name": {_tojson(call.name)}, "arguments": {_tojson(call.arguments)}}}\n'
-            ids += encode("\n") if text or index else []
-            ids += encode(CALL_OPEN, allow_special=True) + encode(body) + encode(CALL_CLOSE, allow_special=True)
-        return self.assistant_open() + ids + self.assistant_close(ended=False)
+        written = self.calls.written([(call.name, call.arguments) for call in calls])
+        ids = self._tokenizer.encode(text)
+        ids += self._tokenizer.encode(self.calls.gap) if text and calls else []
+        return self.assistant_open() + ids + self._marked(written) + self.assistant_close(ended=False)
 
-    def tool_grammar(self, tools: Sequence[ToolSpec], choice: Choice) -> str | None:
+    def tool_grammar(
+        self, tools: Sequence[ToolSpec], choice: Choice, form: Form | None = None, parallel: bool | None = None
+    ) -> str | None:
         """See `engine.tokens.grammar.tool_grammar`."""
-        return tool_grammar(tools, choice)
+        return tool_grammar(tools, choice, form, format=self.calls, parallel=parallel, control=self._control)
+
+    def written(self, stops: Sequence[str] = ()) -> StopText:
+        """What turns the ids of a generated message into its text, in which the marks of calls can be seen."""
+        return StopText(self._tokenizer, stops, frozenset(self._control.values()))
 
     def parse_assistant(self, ids: Sequence[int], stops: Sequence[str] = ()) -> Parsed:
         """Text and calls of a generated message. A call cut short is left out and makes the message incomplete. One of
         `stops` ends it, and is not part of it."""
-        watch = StopText(self._tokenizer, stops)
+        watch = self.written(stops)
         text = watch.push(ids) + watch.finish()
         ended = watch.found is not None or (bool(ids) and ids[-1] in self._tokenizer.eos_token_ids)
-        said, calls, whole = _split_calls(text)
-        return Parsed(text=said, calls=tuple(calls), complete=ended and whole)
+        parser = MessageParser(self.calls)
+        told: list[Delta] = [*parser.push(text), *parser.finish()]
+        said = "".join(delta.text for delta in told if isinstance(delta, TextDelta))
+        calls = [delta.call for delta in told if isinstance(delta, CallEnded) and delta.call is not None]
+        text = said.strip("\n") if calls or parser.broken else said
+        return Parsed(text=text, calls=tuple(calls), complete=ended and not parser.broken)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -112,6 +123,17 @@ class ChatFormat:
         for content, part in zip(contents, parts[1:], strict=True):
             ids += self._tokenizer.encode(content) + self._tokenizer.encode(part, allow_special=True)
         return ids
+
+    def _marked(self, written: str) -> list[int]:
+        """Calls as tokens: the format's marks are tokens of their own where the vocabulary has them."""
+        if not self.calls.marks:
+            return self._tokenizer.encode(written)
+        pieces = re.split("(" + "|".join(map(re.escape, self.calls.marks)) + ")", written)
+        return [
+            token
+            for index, piece in enumerate(pieces)
+            for token in self._tokenizer.encode(piece, allow_special=bool(index % 2))
+        ]
 
     def _render_opening(self, has_system: bool, functions: tuple[str, ...]) -> tuple[str, ...]:
         return self._scaffold.opening(self._template, has_system, [json.loads(f) for f in functions])
@@ -122,7 +144,7 @@ class ChatFormat:
     def _defanged(self, value: Any) -> Any:
         """Tool descriptions go through the template, so control tokens in them are broken up beforehand."""
         if isinstance(value, str):
-            for text in (*self._tokenizer.control_texts(), CALL_OPEN, CALL_CLOSE):
+            for text in (*self._tokenizer.control_texts(), *self.calls.marks):
                 value = value.replace(text, f"{text[0]} {text[1:]}")
             return value
         if isinstance(value, dict):
@@ -144,36 +166,3 @@ def load_chat_format(path: Path) -> tuple[Tokenizer, ChatFormat]:
 
 def _tojson(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _split_calls(text: str) -> tuple[str, list[Call], bool]:
-    """Text outside calls, the whole calls, and whether every call that was begun is whole."""
-    said: list[str] = []
-    calls: list[Call] = []
-    at = 0
-    while (start := text.find(CALL_OPEN, at)) >= 0 and len(calls) < _MAX_CALLS:
-        said.append(text[at:start])
-        call, end = _read_call(text, start + len(CALL_OPEN))
-        if call is None:
-            return "".join(said).strip("\n"), calls, False
-        calls.append(call)
-        at = end
-    rest = text[at:]
-    return ("".join([*said, rest]).strip("\n") if calls else rest), calls, True
-
-
-def _read_call(text: str, at: int) -> tuple[Call | None, int]:
-    opening = re.compile(r"\s*").match(text, at)
-    assert opening is not None
-    begin = opening.end()
-    try:
-        value, end = json.JSONDecoder().raw_decode(text, begin)
-    except (ValueError, RecursionError):
-        return None, begin
-    closing = re.compile(r"\s*" + re.escape(CALL_CLOSE)).match(text, end)
-    if closing is None or not isinstance(value, dict):
-        return None, end
-    name, arguments = value.get("name"), value.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None, end
-    return Call(name=name, arguments=arguments, raw=text[begin:end]), closing.end()

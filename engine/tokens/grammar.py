@@ -1,8 +1,7 @@
 """Tool calls and forms of answers as grammars: what the model may write, in the template's own format.
 
-A call is `<tool_call>\\n{"name": "x", "arguments": {...}}\\n</tool_call>` with one way of spacing. `auto` admits free
-text and calls in any order; text that begins a call must go on as one. The strings are grammars of llguidance's Lark
-dialect.
+Calls are written as a `CallFormat` says, with one way of spacing. `auto` admits free text and calls; text that begins a
+call must go on as one. The strings are grammars of llguidance's Lark dialect.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ToolSchemaError
+from engine.tokens.formats import HERMES, CallFormat
 from engine.tokens.values import ToolSpec
 
-CALL_OPEN = "<tool_call>"
-CALL_CLOSE = "</tool_call>"
 MAX_TOOLS = 128
 MAX_SCHEMA_CHARS = 65_536
 MAX_PATTERN_CHARS = 4096
@@ -57,27 +55,79 @@ class Form:
         return form
 
 
-def tool_grammar(tools: Sequence[ToolSpec], choice: Choice, form: Form | None = None) -> str | None:
+def tool_grammar(
+    tools: Sequence[ToolSpec],
+    choice: Choice,
+    form: Form | None = None,
+    *,
+    format: CallFormat = HERMES,
+    parallel: bool | None = None,
+    control: Mapping[str, int] | None = None,
+) -> str | None:
     """A grammar for one assistant message, or None where the message is free.
 
-    choice: "auto" (text, calls, or both), "none" (free text), "required" (exactly one call, then the end), or
-    {"name": tool} (exactly that call). An object schema that lists properties and does not speak of others admits no
-    others.
+    choice: "auto" (text, calls, or both), "none" (free text), "required" (a call, then the end), or {"name": tool}
+    (a call of that tool). An object schema that lists properties and does not speak of others admits no others.
     form: of what is said where nothing is called; then a message is an answer, or calls and nothing else.
+    parallel: whether a message may have several calls; None: where the choice is "auto". Formats of one call have one.
+    control: ids of the format's marks that are control tokens.
     Raises ToolSchemaError, in a sentence, for a schema that is impossible, too large or not local.
     """
     if choice == "none" or (not tools and choice == "auto"):
         return _checked(f"start: answer\n{form.rules}") if form is not None else None
     chosen = _chosen(tools, choice)
-    rules = [_call_rules(index, tool) for index, tool in enumerate(chosen)]
-    bodies = " | ".join(f"body_{index}" for index in range(len(chosen)))
-    if choice == "auto" and form is not None:
-        head = f'start: call ("\\n" call)* | answer\ntrigger: "{CALL_OPEN}"\n{form.rules}'
-    elif choice == "auto":
-        head = f'start: call* TEXT\nTEXT: /(.|\\n)*/\ntrigger[lazy]: TEXT "{CALL_OPEN}"\n'
-    else:
-        head = f'start: call\ntrigger: "{CALL_OPEN}"\n'
-    return _checked(f'{head}call: trigger "\\n" ({bodies}) "\\n{CALL_CLOSE}"\n' + "\n".join(rules) + "\n")
+    several = format.several and (choice == "auto" if parallel is None else parallel)
+    rules = "\n".join(_call_rules(index, tool, format) for index, tool in enumerate(chosen))
+    plain = _Written(format, len(chosen), several, {})
+    text = _checked(plain.message(choice == "auto", form) + rules + "\n")
+    if not control:
+        return text
+    return _Written(format, len(chosen), several, control).message(choice == "auto", form) + rules + "\n"
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The rules of a message around the rules of its calls. `control`: marks that are tokens, with their ids."""
+
+    format: CallFormat
+    count: int
+    several: bool
+    control: Mapping[str, int]
+
+    def message(self, with_text: bool, form: Form | None) -> str:
+        """`with_text`: whether the message may be something else than calls."""
+        if not with_text:
+            return f"start: calls\n{self._calls(lazy=False)}"
+        if form is not None:
+            return f"start: calls | answer\n{form.rules}{self._calls(lazy=False)}"
+        if not self.format.marker:  # what begins as a call is one
+            return f"start: calls | TEXT\nTEXT: /(\\s*[^{{\\s](.|\\n)*)?/\n{self._calls(lazy=False)}"
+        if self.format.marker in self.control:  # no text can be taken for it
+            before = "TEXT " if self.format.text_before else ""
+            return f"start: TEXT | {before}calls\nTEXT: /(.|\\n)*/\n{self._calls(lazy=False)}"
+        tail = "call* TEXT" if self.several and self.format.separator is None else "calls | TEXT"
+        return f"start: {tail}\nTEXT: /(.|\\n)*/\n{self._calls(lazy=True)}"
+
+    def _calls(self, lazy: bool) -> str:
+        kind, mark = self.format, self._mark(self.format.marker)
+        bodies = "(" + " | ".join(f"body_{index}" for index in range(self.count)) + ")"
+        lead, end = _quoted(kind.lead), _quoted(kind.end)
+        trigger = f"trigger[lazy]: TEXT {mark}\n" if lazy else f"trigger: {mark}\n" if mark else ""
+        begin = "trigger" if trigger else ""
+        if kind.separator is not None:
+            more = f"({_quoted(kind.separator)} {bodies})*" if self.several else ""
+            return f"calls: {begin} {lead} {bodies} {more} {end}\n{trigger}"
+        gap = "" if lazy else _quoted(kind.gap)
+        more = f"({gap} call)*" if self.several else ""
+        return f"calls: call {more}\ncall: {begin} {lead} {bodies} {end}\n{trigger}"
+
+    def _mark(self, mark: str) -> str:
+        return f"<[{self.control[mark]}]>" if mark in self.control else _quoted(mark)
+
+
+def _quoted(text: str) -> str:
+    """As the grammar writes a text; nothing where there is none."""
+    return json.dumps(text) if text else ""
 
 
 def _checked(grammar: str) -> str:
@@ -139,13 +189,13 @@ def _chosen(tools: Sequence[ToolSpec], choice: Choice) -> Sequence[ToolSpec]:
     return found
 
 
-def _call_rules(index: int, tool: ToolSpec) -> str:
-    opening = json.dumps('{"name": ' + json.dumps(tool.name) + ', "arguments": ')
+def _call_rules(index: int, tool: ToolSpec, format: CallFormat) -> str:
     schema = dict(tool.parameters)
     what = f"the schema of {tool.name!r}"
     if (kind := schema.setdefault("type", "object")) != "object":
         raise ToolSchemaError(f"{what} must be of an object, not {kind!r}")
-    return f'body_{index}: {opening} args_{index} "}}"\nargs_{index}: %json {_schema_text(schema, what)}'
+    before, after = _quoted(format.before_arguments(tool.name)), _quoted(format.after_arguments)
+    return f"body_{index}: {before} args_{index} {after}\nargs_{index}: %json {_schema_text(schema, what)}"
 
 
 def _schema_text(given: Mapping[str, Any], what: str) -> str:

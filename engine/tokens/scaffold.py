@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import TemplateError
-from engine.tokens.grammar import CALL_OPEN
+from engine.tokens.formats import CALL_ID, FORMATS, HERMES, CallFormat
 from engine.tokens.render import render
 
 _MARK = re.compile(r"qz(\d)zq")
@@ -16,6 +17,7 @@ _PROBE: dict[str, Any] = {
     "type": "function",
     "function": {"name": "qzprobezq", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
+_PROBED = {"q": "qz9zq"}  # arguments of a past call
 
 
 def _mark(index: int) -> str:
@@ -39,15 +41,25 @@ class Scaffold:
     """Texts around contents. `user`: before and after; `tools`: before the first result, between two, after the last.
 
     `assistant_close` is what follows the eos token. Without `has_system` the template has no place for a system
-    message; then it is a user message of its own, before the first one.
+    message; then it is a user message of its own, before the first one. `calls`: how the template writes calls, None
+    where it knows no tools, or writes them in a way that we do not know; `quotes_results`: results stand in JSON texts.
     """
 
     user: tuple[str, str]
     tools: tuple[str, str, str]
     assistant_open: str
     assistant_close: str
-    native_tools: bool
     has_system: bool
+    calls: CallFormat | None = None
+    quotes_results: bool = False
+
+    @property
+    def native_tools(self) -> bool:
+        return self.calls is not None
+
+    def result(self, content: str) -> str:
+        """A tool's result as it stands between the texts of `tools`."""
+        return json.dumps(content, ensure_ascii=False)[1:-1] if self.quotes_results else content
 
     def opening(self, template: Template, has_system: bool, functions: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         """Text parts of a transcript's start: one part, or two with the system message between them."""
@@ -103,30 +115,55 @@ def _learn(template: Template, has_system: bool) -> Scaffold:
     user = _parts(rest[len(template.eos + close) :], 1)
     if not user[0]:
         raise TemplateError("the chat template writes nothing before a user message; it cannot be used")
-    native = "qzprobezq" in tooled and CALL_OPEN in tooled
+    tells_before = tooled.endswith(user[0] + _mark(1) + user[1])  # else a first user message is unlike later ones
+    calls = _learn_calls(template, asked, tooled) if tells_before else None
+    tools, quotes = _learn_tools(template, asked, close) if calls else (("", "", ""), False)
     return Scaffold(
         user=(user[0], user[1]),
-        tools=_learn_tools(template, asked, close) if native else ("", "", ""),
+        tools=tools,
         assistant_open=assistant_open,
         assistant_close=close,
-        native_tools=native,
         has_system=has_system,
+        calls=calls,
+        quotes_results=quotes,
     )
 
 
-def _learn_tools(template: Template, asked: list[dict[str, Any]], close: str) -> tuple[str, str, str]:
-    call = {"id": "c0", "type": "function", "function": {"name": "qzprobezq", "arguments": {}}}
-    called = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    results = [{"role": "tool", "name": "qzprobezq", "tool_call_id": "c0", "content": _mark(i)} for i in range(3)]
-    jobs = [_job(called + results[:count], tools=[_PROBE]) for count in range(1, 4)]
-    one, two, three = (
-        _results(text, template.eos + close, n) for n, text in enumerate(template.written(*jobs), start=1)
-    )
+def _learn_calls(template: Template, asked: list[dict[str, Any]], tooled: str) -> CallFormat | None:
+    """The format in which the template writes a past call; None where it is none that we know."""
+    if "qzprobezq" not in tooled:
+        return None
+    if HERMES.marker in tooled:
+        return HERMES
+    try:
+        (written,) = template.written(_job([*asked, _called()], tools=[_PROBE]))
+    except TemplateError:
+        return None
+    return next((format for format in FORMATS if format.written([("qzprobezq", _PROBED)]) in written), None)
+
+
+def _called() -> dict[str, Any]:
+    call = {"id": CALL_ID, "type": "function", "function": {"name": "qzprobezq", "arguments": _PROBED}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _learn_tools(template: Template, asked: list[dict[str, Any]], close: str) -> tuple[tuple[str, str, str], bool]:
+    """What stands around results, and whether they are quoted."""
+    called = [*asked, _called()]
+    given = [_mark(0), _mark(1), _mark(2)]
+    jobs = [_job(called + [_result(text) for text in given[:count]], tools=[_PROBE]) for count in range(1, 4)]
+    jobs.append(_job([*called, _result(f"{_mark(0)}\n{_mark(1)}")], tools=[_PROBE]))
+    *texts, lines = template.written(*jobs)
+    one, two, three = (_results(text, template.eos + close, n) for n, text in enumerate(texts, start=1))
     if (one[0], one[-1]) != (two[0], two[-1]) or three != [two[0], two[1], two[1], two[2]]:
         raise TemplateError(
             "the chat template writes tool results in a way that depends on their number; it cannot be used"
         )
-    return two[0], two[1], two[2]
+    return (two[0], two[1], two[2]), f"{_mark(0)}\\n{_mark(1)}" in lines
+
+
+def _result(content: str) -> dict[str, Any]:
+    return {"role": "tool", "name": "qzprobezq", "tool_call_id": CALL_ID, "content": content}
 
 
 def _results(text: str, end: str, count: int) -> list[str]:
@@ -148,6 +185,7 @@ def _job(
         "messages": messages,
         "add_generation_prompt": opens,
         "tools": tools or None,
+        "tools_in_user_message": False,  # of Llama 3: a user message is written in one way
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from engine.tokens.vocabulary import StreamDecoder, Tokenizer
 
@@ -13,8 +13,8 @@ class StopText:
     several that end together the longest. Control tokens are no text, so none of them is found in it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], shown: Collection[int] = ()) -> None:
+        self._decoder = StreamDecoder(tokenizer, shown)
         self._stops = tuple(stops)
         self._held = ""
         self.found: str | None = None

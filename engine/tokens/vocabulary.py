@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -114,14 +114,17 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Token ids in, text out, in pieces. Never splits a code point; `finish()` gives what an abandoned one left."""
+    """Token ids in, text out, in pieces. Never splits a code point; `finish()` gives what an abandoned one left.
+    `shown`: control tokens that give their text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        return self._decoder.decode(self._tokenizer.decode_bytes(ids))
+        pieces = (self._tokenizer.piece(token, show_control=token in self._shown) for token in ids)
+        return self._decoder.decode(b"".join(pieces))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", True)

@@ -59,6 +59,7 @@ class Content(Shape):
     limits: Limits
     sampling: Sampling
     response_format: ResponseFormat | None = None
+    parallel_tool_calls: bool | None = None
     kv: KvPolicy
     approvals: dict[str, Approval]
     budget: dict[str, Any]

@@ -71,6 +71,7 @@ class SessionRow(Shape):
     limits: Limits
     sampling: Sampling
     response_format: ResponseFormat | None
+    parallel_tool_calls: bool | None
     kv: KvPolicy
     approvals: dict[str, Approval]
     on_busy: OnBusy

@@ -256,6 +256,7 @@ def _session(row: asyncpg.Record) -> dict[str, Any]:
         "limits": config["limits"],
         "sampling": config["sampling"],
         "response_format": config.get("response_format"),
+        "parallel_tool_calls": config.get("parallel_tool_calls"),
         "kv": config["kv"],
         "approvals": config.get("approvals", {}),
         "on_busy": config.get("on_busy", "enqueue"),

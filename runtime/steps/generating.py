@@ -8,11 +8,11 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine import Done, Logprob, Preempted, Prefill, Resumed, Sampling, Speculation, Tokens
 from engine import Event as EngineEvent
-from engine.tokens import StopText, Tokenizer, tool_grammar
+from engine.tokens import ArgumentsDelta, CallStarted, ChatFormat, MessageParser
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.generation import Sampling as Options
@@ -46,8 +46,8 @@ class Ask:
         """Tokens that still fit into the context."""
         return s.engine.card.context_length - len(self.prompt) - len(self.sampled)
 
-    def arguments(self, room: int) -> dict[str, Any]:
-        """Of `EngineClient.generate`."""
+    def arguments(self, chat: ChatFormat, room: int) -> dict[str, Any]:
+        """Of `EngineClient.generate`. Blocking: a grammar that is new takes some 10 ms to be checked."""
         session, sampling, sampled = self.session, self.config.sampling, len(self.sampled)
         within = budgets.left(session, "tokens")
         choice = self.tool_choice if self.tool_choice in CHOICES else {"name": self.tool_choice}
@@ -61,7 +61,7 @@ class Ask:
                 self.config.limits.max_think_tokens - sampled, room, room if within is None else int(within)
             ),
             "sampling": drawing(sampling, session.seed),
-            "grammar": tool_grammar(self.tools.specs, choice, form),
+            "grammar": chat.tool_grammar(self.tools.specs, choice, form, self.config.parallel_tool_calls),
             "stop": sampling.stop,
             "logprobs": sampling.logprobs,
             "speculation": Speculation(sampling.speculation),
@@ -117,9 +117,10 @@ class Generation:
             )
         self._s, self._ask = s, ask
         self._received = _Received()
-        self._receiving = asyncio.create_task(self._receive(ask.arguments(room)))
+        self._receiving = asyncio.create_task(self._receive(room))
 
-    async def _receive(self, arguments: dict[str, Any]) -> None:
+    async def _receive(self, room: int) -> None:
+        arguments = await asyncio.to_thread(self._ask.arguments, self._s.chat, room)
         await self._s.coming_back.asked(self._ask.session.session_id)
         client = await self._s.engine.client()
         await self._received.take(client.generate(**arguments))
@@ -135,13 +136,14 @@ class Generation:
         to the step's end, which follows at once."""
         received, receiving, sampled = self._received, self._receiving, list(self._ask.sampled)
         receiving.add_done_callback(lambda _: received.changed.set())
-        shown = Shown(self._s.tokenizer, self._ask.redactor, sampled, self._ask.config.sampling.stop)
-        told = False
+        ask = self._ask
+        shown = Shown(self._s.chat, ask.redactor, sampled, ask.config.sampling.stop, calls=bool(ask.config.tools))
+        began = False
         while (received.waiting and received.done is None) or not receiving.done():
             await received.changed.wait()
             received.changed.clear()
-            if not told and received.prefill is not None:
-                told = True
+            if not began and received.prefill is not None:
+                began = True
                 tenant, source = attempt.session.tenant_id, received.source()
                 await fleet.note_residency(self._s.db, owner.session_id, tenant, "device", source)
             await self._tell(owner, attempt)
@@ -149,8 +151,9 @@ class Generation:
                 started = time.monotonic()
                 batch = received.waiting[:]
                 likely = told_logprobs(received.logprobs[: len(batch)])
-                text = shown.push(batch)
-                await steps.append_tokens(self._s.db, owner, attempt, len(sampled), batch, text, likely)
+                told = shown.push(batch)
+                db, offset = self._s.db, len(sampled)
+                await steps.append_tokens(db, owner, attempt, offset, batch, told.text, likely, told.calls)
                 del received.waiting[: len(batch)], received.logprobs[: len(batch)]
                 sampled.extend(batch)
                 if not receiving.done():  # more will come, or the end, which nothing waits for
@@ -168,23 +171,48 @@ class Generation:
             await events.write(self._s.db, owner.session_id, notes, epoch=owner.epoch, step_no=attempt.step_no)
 
 
+class Told(NamedTuple):
+    """What events tell of some tokens: their text, and of calls in it the names and the arguments as they come."""
+
+    text: str
+    calls: list[dict[str, Any]]
+
+
 class Shown:
-    """The text of sampled tokens as events tell it. `before`: those that were durable, and have been told."""
+    """The text of sampled tokens as events tell it. `before`: those that were durable, and have been told; `calls`:
+    whether calls are looked for."""
 
     def __init__(
-        self, tokenizer: Tokenizer, redactor: Redactor, before: Sequence[int], stops: Sequence[str] = ()
+        self,
+        chat: ChatFormat,
+        redactor: Redactor,
+        before: Sequence[int],
+        stops: Sequence[str] = (),
+        *,
+        calls: bool = False,
     ) -> None:
-        self._text = StopText(tokenizer, stops)
+        self._text = chat.written(stops)
         self._mask = redactor.stream()
+        self._parser = MessageParser(chat.calls) if calls else None
         self.push(before)
 
-    def push(self, token_ids: Sequence[int], *, last: bool = False) -> str:
+    def push(self, token_ids: Sequence[int], *, last: bool = False) -> Told:
         """What may be the beginning of a secret or of a stop text is told with what follows it, or with the `last`."""
         text = self._text.push(token_ids) + (self._text.finish() if last else "")
-        if self._mask is None:
-            return text
-        told = self._mask.read(text.encode("utf-8", "replace")) + (self._mask.rest() if last else b"")
-        return told.decode("utf-8", "replace")
+        if self._mask is not None:
+            shown = self._mask.read(text.encode("utf-8", "replace")) + (self._mask.rest() if last else b"")
+            text = shown.decode("utf-8", "replace")
+        if self._parser is None:
+            return Told(text, [])
+        calls: list[dict[str, Any]] = []
+        for delta in self._parser.push(text):
+            if isinstance(delta, CallStarted):
+                calls.append({"index": delta.index, "name": delta.name, "arguments": ""})
+            elif isinstance(delta, ArgumentsDelta):
+                if not calls or calls[-1]["index"] != delta.index:
+                    calls.append({"index": delta.index, "arguments": ""})
+                calls[-1]["arguments"] += delta.text
+        return Told(text, calls)
 
 
 def told_logprobs(given: Sequence[Logprob]) -> list[dict[str, Any]] | None:

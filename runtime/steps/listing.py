@@ -62,7 +62,7 @@ async def ensure_listed(s: Services, owner: Owner, attempt: Attempt, config: Ses
             found[tool.name], event = await _ask(plain, server, speaker, values.redactor)
             told.append(event)
     try:
-        tool_grammar(Catalog(config, found).specs, "auto")
+        await asyncio.to_thread(tool_grammar, Catalog(config, found).specs, "auto")
     except ToolSchemaError as error:
         raise InvalidRequest(f"tools: {error}; pick some of a server's tools by its `tools`") from None
     await listings.keep(s.db, owner, attempt.step_no, found, told)
@@ -96,7 +96,7 @@ async def _ask(tool: McpTool, server: Server, speaker: str, redactor: Redactor) 
         why = redactor.text(str(fault))
         raise InvalidRequest(f"tools: the server {tool.name!r} did not say what it offers: {why}") from None
     handshake, offered = redactor.json(handshake), redactor.json(offered)
-    kept, left_out = _usable(tool, offered)
+    kept, left_out = await asyncio.to_thread(_usable, tool, offered)
     if tool.tools is not None and (missing := set(tool.tools) - {each["name"] for each in kept}):
         why = "; ".join(f"{each['name']}: {each['why']}" for each in left_out if each["name"] in missing)
         raise InvalidRequest(

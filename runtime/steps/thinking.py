@@ -109,16 +109,17 @@ async def _keep(s: Services, owner: Owner, attempt: Attempt, end: End, values: O
     """Make the rest durable by itself."""
     config = SessionConfig.model_validate(attempt.session.config)
     if (last := _last(s, end, values, config, False)) is not None:
-        await steps.append_tokens(s.db, owner, attempt, last.offset, last.token_ids, last.text, last.logprobs)
+        told = (last.offset, last.token_ids, last.text, last.logprobs, last.calls)
+        await steps.append_tokens(s.db, owner, attempt, *told)
         end.sampled, end.rest, end.logprobs = end.whole, [], []
 
 
 def _last(s: Services, end: End, values: Opened, config: SessionConfig, is_whole: bool) -> Sampled | None:
-    shown = Shown(s.tokenizer, values.redactor, end.sampled, config.sampling.stop)
-    text = shown.push(end.rest, last=is_whole)
-    if not end.rest and not text:
+    shown = Shown(s.chat, values.redactor, end.sampled, config.sampling.stop, calls=bool(config.tools))
+    told = shown.push(end.rest, last=is_whole)
+    if not end.rest and not told.text:
         return None
-    return Sampled(len(end.sampled), end.rest, text, told_logprobs(end.logprobs))
+    return Sampled(len(end.sampled), end.rest, told.text, told_logprobs(end.logprobs), told.calls)
 
 
 def _read(s: Services, tools: Catalog, sampled: list[int], what: ThinkIn, config: SessionConfig) -> Reading:

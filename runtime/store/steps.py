@@ -217,12 +217,13 @@ async def append_tokens(
     token_ids: Sequence[int],
     text: str,
     logprobs: Sequence[Mapping[str, Any]] | None = None,
+    calls: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Make sampled tokens durable, with the event that shows them. `offset`: sampled tokens of the step before these.
 
     Already there: a no-op. Not the next ones: StaleEpoch, since another attempt is writing.
     """
-    delta = Sampled(offset, token_ids, text, logprobs).event
+    delta = Sampled(offset, token_ids, text, logprobs, calls).event
 
     async def work(connection: asyncpg.Connection) -> int:
         session = await locked(connection, owner.session_id, owner.epoch)

@@ -47,17 +47,22 @@ class Segment:
 @dataclass(frozen=True)
 class Sampled:
     """Sampled tokens of a step, after `offset` others, and the text that they show. `logprobs`: one for each token,
-    where they were asked for."""
+    where they were asked for; `calls`: names and arguments of calls in the text, as far as they were written."""
 
     offset: int
     token_ids: Sequence[int]
     text: str
     logprobs: Sequence[Mapping[str, Any]] | None = None
+    calls: Sequence[Mapping[str, Any]] = ()
 
     @property
     def event(self) -> Event:
-        told = {"text": self.text, "token_ids": list(self.token_ids), "offset": self.offset}
-        return Event("model.delta", told if self.logprobs is None else {**told, "logprobs": list(self.logprobs)})
+        told: dict[str, Any] = {"text": self.text, "token_ids": list(self.token_ids), "offset": self.offset}
+        if self.logprobs is not None:
+            told["logprobs"] = list(self.logprobs)
+        if self.calls:
+            told["calls"] = list(self.calls)
+        return Event("model.delta", told)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class AsyncSessions:
         limits: Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
         response_format: Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         kv: Mapping[str, Any] | None = None,
         seed: int | None = None,
         approvals: Mapping[str, Any] | None = None,
@@ -59,6 +60,7 @@ class AsyncSessions:
         """
         more: dict[str, Any] = {
             "response_format": response_format,
+            "parallel_tool_calls": parallel_tool_calls,
             "approvals": approvals,
             "budget": budget,
             "on_busy": on_busy,

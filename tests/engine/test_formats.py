@@ -1,0 +1,248 @@
+"""Ways of writing calls: admitted by a grammar, read as they come, and written back the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.constraint import Constraints
+from engine.tokens import (
+    FORMATS,
+    ArgumentsDelta,
+    CallEnded,
+    CallFormat,
+    CallStarted,
+    MessageParser,
+    TextDelta,
+    Tokenizer,
+    ToolSpec,
+    load_tokenizer,
+    tool_grammar,
+)
+from engine.tokens.formats import CALL_ID, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED
+from tests.engine.tiny import write_tiny
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "s": {"type": "string", "maxLength": 6}},
+    "required": ["n"],
+}
+LOOK, TAKE = ToolSpec("look", "", SCHEMA), ToolSpec("take.it", "", SCHEMA)
+BY_NAME = pytest.mark.parametrize("kind", FORMATS, ids=[one.name for one in FORMATS])
+
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=6),
+    st.recursive(
+        st.integers() | st.text(max_size=8) | st.booleans() | st.none(),
+        _nested := (
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        ),
+        max_leaves=6,
+    ),
+    max_size=3,
+)
+CALLS = st.lists(st.tuples(st.sampled_from(["look", "take.it", "a_b-c"]), ARGUMENTS), min_size=1, max_size=4)
+
+
+def read(kind: CallFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str, Any]], bool]:
+    """Text, calls with what was told of their arguments, and whether one was broken."""
+    parser = MessageParser(kind)
+    told = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
+    names: dict[int, str] = {}
+    shown: dict[int, str] = {}
+    calls = []
+    for delta in told:
+        if isinstance(delta, CallStarted):
+            names[delta.index] = delta.name
+        elif isinstance(delta, ArgumentsDelta):
+            assert delta.index in names, "a name comes first"
+            shown[delta.index] = shown.get(delta.index, "") + delta.text
+        elif isinstance(delta, CallEnded) and delta.call is not None:
+            assert names[delta.index] == delta.call.name
+            calls.append((delta.call.name, shown[delta.index], delta.call.arguments))
+    return "".join(one.text for one in told if isinstance(one, TextDelta)), calls, parser.broken
+
+
+def cut(text: str, seed: int) -> list[str]:
+    draw, pieces = random.Random(seed), []
+    while text:
+        size = draw.randint(1, 7)
+        pieces.append(text[:size])
+        text = text[size:]
+    return pieces
+
+
+@BY_NAME
+@given(calls=CALLS, before=st.text("ab<[{ \n", max_size=12), seed=st.integers(0, 1 << 30))
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_is_read_however_it_comes(
+    kind: CallFormat, calls: list[tuple[str, dict[str, Any]]], before: str, seed: int
+) -> None:
+    calls = calls if kind.several else calls[:1]
+    before = before if kind.text_before else ""
+    text = before + kind.written(calls)
+    said, found, broken = read(kind, [text])
+    assert not broken
+    assert said.strip("\n") == before.strip("\n") or said == before
+    assert [(name, arguments) for name, _, arguments in found] == calls
+    assert [json.loads(shown) for _, shown, _ in found] == [arguments for _, arguments in calls]
+    assert read(kind, cut(text, seed)) == (said, found, broken)
+
+
+@BY_NAME
+@given(text=st.text('<tool_cal>/[TOOL_CALLS]{}":,name parguments\\\n look', max_size=60), seed=st.integers(0, 1 << 30))
+@settings(max_examples=150, deadline=None)
+def test_what_is_no_call_reads_the_same_however_it_comes(kind: CallFormat, text: str, seed: int) -> None:
+    assert read(kind, cut(text, seed)) == read(kind, [text])
+
+
+@BY_NAME
+@given(calls=CALLS, share=st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_a_call_that_is_cut_short_is_none(
+    kind: CallFormat, calls: list[tuple[str, dict[str, Any]]], share: float
+) -> None:
+    calls = calls if kind.several else calls[:1]
+    text = kind.written(calls)
+    short = text[: int(share * len(text))]
+    said, found, _ = read(kind, [short])
+    whole = [(name, arguments) for name, _, arguments in found]
+    assert whole == calls[: len(whole)]
+    assert not any(mark in said for mark in kind.marks)
+
+
+def test_arguments_are_told_before_they_are_whole_and_half_a_marker_is_not() -> None:
+    parser = MessageParser(HERMES)
+    assert parser.push("Look: <tool") == [TextDelta("Look: ")]
+    assert parser.push("_call>\n") == []
+    assert parser.push('{"name": "look", "argu') == [CallStarted(0, "look")]
+    assert parser.push('ments": {"n": 1') == [ArgumentsDelta(0, '{"n": 1')]
+    assert parser.push("2}}\n</tool") == [ArgumentsDelta(0, "2}")]
+    (ended,) = parser.push("_call>")
+    assert isinstance(ended, CallEnded)
+    assert ended.call is not None
+    assert ended.call.arguments == {"n": 12}
+
+
+def test_arguments_before_the_name_wait_for_it() -> None:
+    text = '<tool_call>{"arguments": {"n": [1, {"}": "]"}]}, "name": "look"}</tool_call>'
+    assert read(HERMES, cut(text, 1))[1] == [("look", '{"n": [1, {"}": "]"}]}', {"n": [1, {"}": "]"}]})]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name": "look", "name": "take", "arguments": {}}',
+        '{"name": "look", "arguments": {"n": 1}, "arguments": {"n": 2}}',
+        '{"name": 5, "arguments": {}}',
+        '{"name": "look", "arguments": [1]}',
+        '{"name": "look"}',
+        '["look"]',
+        '{"name": "look", "arguments": {}} and more',
+        '{"name": "look", "arguments": {]}',
+    ],
+)
+def test_what_could_mean_two_things_or_none_is_no_call(body: str) -> None:
+    assert read(HERMES, [f"<tool_call>{body}</tool_call>"])[1:] == ([], True)
+
+
+def test_a_deep_and_a_long_call_are_read_in_one_walk() -> None:
+    deep = '<tool_call>{"name": "look", "arguments": ' + '{"a":' * 50_000 + "1" + "}" * 50_000 + "}</tool_call>"
+    assert read(HERMES, [deep])[1:] == ([], True)  # deeper than JSON is read
+    long = HERMES.written([("look", {"s": "x" * 500_000})])
+    assert read(HERMES, [long[at : at + 16] for at in range(0, len(long), 16)])[2] is False
+
+
+@pytest.mark.parametrize("lead", ["", "<|python_tag|>", " \n"])
+def test_llama_calls_where_a_message_begins_as_one(lead: str) -> None:
+    body = LLAMA3.written([("look", {"n": 1})])
+    assert read(LLAMA3, cut(lead + body, 3))[1] == [("look", '{"n": 1}', {"n": 1})]
+    assert read(LLAMA3, ["I say " + body])[:2] == ("I say " + body, [])
+
+
+# -- what may be written ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bytewise(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Constraints]:
+    path = write_tiny(tmp_path_factory.mktemp("formats") / "tiny.gguf")
+    return load_tokenizer(path), Constraints(path, 265)
+
+
+def walk(bytewise: tuple[Tokenizer, Constraints], grammar: str, seed: int, begins: str = "") -> str | None:
+    """What a model without a will writes after this beginning, if it comes to an end."""
+    tokenizer, constraints = bytewise
+    state, draw, ids = constraints.build(grammar), random.Random(seed), tokenizer.encode(begins)
+    assert all(state.accept(token) for token in ids), begins
+    for _ in range(300):
+        allowed = state.allowed()
+        if allowed is None:
+            return None
+        possible = np.flatnonzero(allowed)
+        ends = [token for token in possible if token in tokenizer.eos_token_ids]
+        if ends and draw.random() < 0.6:
+            return tokenizer.decode(ids)
+        plain = [token for token in possible if token not in tokenizer.eos_token_ids]
+        likely = [token for token in plain if chr(token % 256) in '"}]0,{'] or plain
+        if not plain:
+            return tokenizer.decode(ids)
+        ids.append(int(draw.choice(likely if draw.random() < 0.7 else plain)))
+        assert state.accept(ids[-1])
+    return None
+
+
+@BY_NAME
+@pytest.mark.parametrize("choice", ["required", "auto", {"name": "look"}], ids=["required", "auto", "named"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_whatever_may_be_written_is_read_as_calls_of_the_schema(
+    bytewise: tuple[Tokenizer, Constraints], kind: CallFormat, choice: Any, parallel: bool
+) -> None:
+    grammar = tool_grammar([LOOK, TAKE], choice, format=kind, parallel=parallel)
+    assert grammar is not None
+    whole, most = 0, 0
+    begins = "" if choice != "auto" else kind.marker or "{"
+    for seed in range(30):
+        text = walk(bytewise, grammar, seed, begins)
+        if text is None:
+            continue
+        _, calls, broken = read(kind, [text])
+        assert calls
+        assert not broken, text
+        for name, _, arguments in calls:
+            jsonschema.validate(arguments, SCHEMA)
+            assert name in (["look"] if isinstance(choice, dict) else ["look", "take.it"])
+        whole, most = whole + 1, max(most, len(calls))
+    assert whole > 5
+    assert most == 1 or (parallel and kind.several)
+
+
+@BY_NAME
+def test_several_calls_are_admitted_where_they_may_be_and_only_there(
+    bytewise: tuple[Tokenizer, Constraints], kind: CallFormat
+) -> None:
+    tokenizer, constraints = bytewise
+    two = kind.written([("look", {"n": 1}), ("take.it", {"n": 2})])
+    for choice in ("auto", "required"):
+        for parallel in (True, False, None):
+            grammar = tool_grammar([LOOK, TAKE], choice, format=kind, parallel=parallel)
+            assert grammar is not None
+            state = constraints.build(grammar)
+            fits = all(state.accept(token) for token in tokenizer.encode(two))
+            wanted = kind.several and (parallel or (parallel is None and choice == "auto"))
+            assert fits is wanted, (choice, parallel, grammar)
+
+
+def test_marks_that_are_tokens_are_asked_for_as_such() -> None:
+    for kind in (MISTRAL, MISTRAL_NAMED):
+        grammar = tool_grammar([LOOK], "auto", format=kind, control={"[TOOL_CALLS]": 5})
+        assert grammar is not None
+        assert "<[5]>" in grammar
+        assert '"[TOOL_CALLS]"' not in grammar
+    assert CALL_ID in MISTRAL.written([("look", {})])
