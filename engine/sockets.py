@@ -14,7 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, RequestError, ServerUnavailable
 from engine.wire import ModelCard, encode_frame, read_frame
 
 Frame = dict[str, Any]
@@ -161,7 +161,10 @@ class FrameServer:
 
 def error_frame(call_id: Any, error: EngineError) -> Frame:
     code = error.code if isinstance(error, RequestError) else "engine_fault"
-    return {"type": "error", "id": call_id, "code": code, "message": str(error)}
+    frame = {"type": "error", "id": call_id, "code": code, "message": str(error)}
+    if isinstance(error, ServerUnavailable):
+        return {**frame, "code": "server_unavailable", "retry_after_s": error.retry_after_s}
+    return frame
 
 
 def clear_stale(path: Path) -> None:
