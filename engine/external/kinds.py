@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.errors import RequestError
-from engine.external.transcript import Conversation, plain
+from engine.external.transcript import Conversation
 from engine.request import GenerateSpec
+from engine.tokens.bytewise import plain
 
 _NEVER: Final = ("logit_bias", "logprobs", "speculation", "regex")  # they speak of tokens, or need our sampler
 

@@ -49,11 +49,6 @@ def read(token_ids: Sequence[int]) -> Conversation:
     return Conversation(told.messages, tools, begun)
 
 
-def plain(text: str) -> bool:
-    """Whether a message that was begun is text alone, which a server may go on with: no calls, no thoughts."""
-    return bool(text.strip()) and CALL not in text and "<think>" not in text
-
-
 class _Told:
     """Messages so far. Calls have ids by their number, and results are theirs in the order in which they come."""
 

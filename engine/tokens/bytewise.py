@@ -69,6 +69,19 @@ class ByteChat(ChatFormat):
         return json.dumps(asked) if asked else None
 
 
+def may_go_on(sampled: Sequence[int]) -> bool:
+    """Whether a server may go on with a message that was begun: it is text, and text alone."""
+    try:
+        return plain(bytes(sampled).decode())
+    except ValueError:  # a control token, or half a code point
+        return False
+
+
+def plain(text: str) -> bool:
+    """Whether there is something, and neither calls nor thoughts in it."""
+    return bool(text.strip()) and CALL not in text and "<think>" not in text
+
+
 def _response_format(form: Form) -> dict[str, object]:
     schema = form.schema
     if schema is None:

@@ -14,6 +14,7 @@ from runtime.steps.compacting import warning
 from runtime.steps.fitting import fitted
 from runtime.steps.gates import Held, approved
 from runtime.steps.listing import catalog
+from runtime.steps.measuring import measure
 from runtime.steps.pause import Wait, kv_pause
 from runtime.steps.recent import Past, past
 from runtime.steps.services import Services
@@ -71,10 +72,12 @@ async def complete_tools(
     outcome: str,
 ) -> Standing:
     """End the step: what the model reads of its calls, and the workspace after them."""
-    context = s.engine.card.context_length
-    answer = min(config.limits.max_think_tokens, context // 8)  # kept free for what the model says to it
+    measured = await measure(s, owner.session_id)
+    answer = min(
+        measured.of(config.limits.max_think_tokens), measured.context // 8
+    )  # kept free for what the model says to it
     before = len(behind.tokens)
-    tokens = fitted(s.chat, results, context - before - answer)
+    tokens = fitted(s.chat, results, measured.context - before - answer)
     after = [*behind.tokens, *tokens]
     checkpoint = checkpoints.carried(s.engine.card, after, root, behind.base.tail)
     ended = await steps.complete(
@@ -85,7 +88,7 @@ async def complete_tools(
         output={"outcome": outcome, "calls": len(results), "tokens": len(tokens)},
         checkpoint=checkpoint,
         notes=[
-            *warning(context, before, len(after)),
+            *warning(measured, before, len(after)),
             *([Event("session.interrupted")] if outcome == "interrupted" else []),
         ],
         to=Move.REST if outcome == "interrupted" else None,

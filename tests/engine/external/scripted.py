@@ -36,6 +36,7 @@ def used(prompt: int = 10, cached: int = 4, completion: int = 3) -> bytes:
     )
 
 
+PATIENT = Timeouts(2.0, 5.0, 5.0)
 DONE = b"data: [DONE]\n\n"
 HELLO = HEAD + says("hel") + says("lo", "stop") + used() + DONE
 
@@ -106,7 +107,7 @@ async def scripted(*answers: Sequence[bytes | None], **about: Any) -> AsyncItera
 
 @contextlib.asynccontextmanager
 async def engine_for(
-    url: str, *, key: str | None = None, timeouts: Timeouts = Timeouts(2.0, 5.0, 5.0), **how: Any
+    url: str, *, key: str | None = None, timeouts: Timeouts = PATIENT, **how: Any
 ) -> AsyncIterator[EngineClient]:
     """The engine in front of a server, in this process, and a client of it."""
     async with Remote(Place(url, key, timeouts)) as remote:

@@ -77,9 +77,10 @@ def test_an_event_that_lacks_its_empty_line_counts_at_the_end():
 
 def test_an_event_that_never_ends_is_refused():
     events = EventData()
+    for _ in range(16):
+        events.push(b"data: " + b"x" * (MAX_EVENT_CHARS // 16 - 6))
     with pytest.raises(RequestError, match="more than"):
-        for _ in range(MAX_EVENT_CHARS // (1 << 20) + 2):
-            events.push(b"data: " + b"x" * (1 << 20))
+        events.push(b"data: more")
 
 
 @given(st.lists(TEXT, max_size=5))

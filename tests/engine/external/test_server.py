@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -13,7 +14,7 @@ from engine import Done, EngineError, Prefill, RequestError, Sampling, ServerUna
 from engine.external.remote import Timeouts
 from engine.tokens import ToolSpec, byte_chat
 from engine.tokens.grammar import Form
-from tests.engine.external.scripted import DONE, HEAD, HELLO, MODELS, engine_for, event, refusal, says, scripted, used
+from tests.engine.external.scripted import DONE, HEAD, HELLO, MODELS, engine_for, event, refusal, says, scripted
 
 TOKENIZER, CHAT = byte_chat()
 SPEC = ToolSpec("look", "Looks.")
@@ -87,7 +88,7 @@ async def test_a_message_that_was_begun_is_gone_on_with_where_the_server_can():
 async def test_an_option_that_the_server_does_not_know_is_refused_by_name():
     async with scripted() as script, engine_for(script.url, kind="plain") as client:
         assert "top_k" in client.card.refuses
-        with pytest.raises(RequestError, match="sampling.top_k"):
+        with pytest.raises(RequestError, match=r"sampling\.top_k"):
             await ask(client, sampling=Sampling(top_k=3))
         assert script.asked == []
 
@@ -251,12 +252,8 @@ def test_a_stream_that_is_cut_or_soiled_anywhere_ends_in_its_text_or_in_a_name(a
     async def run():
         answer = WHOLE[:at] + junk + (b"" if cut else WHOLE[at:])
         async with scripted([HEAD + answer]) as script, engine_for(script.url) as client:
-            try:
+            with contextlib.suppress(EngineError):
                 text, done, _ = await ask(client)
-            except EngineError as error:
-                assert str(error)
-                return
-            assert done.finish_reason in ("stop", "length")
-            assert "hello".startswith(text.replace("\ufffd", "")[:5]) or junk
+                assert (done.finish_reason, text == "hello" or junk) in (("stop", True), ("stop", junk))
 
     asyncio.run(run())
