@@ -108,18 +108,23 @@ def test_a_model_may_be_a_servers(url: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["openai:", "openai:host:80", "openai:ftp://h", "openai:http://", "openai:http://u:p@h/v1", "openai:http://h:x/v1"]
-    + [
-        "openai:http://h:0",
-        "openai:http://h:99999",
-        "openai:http://h/v1?key=1",
-        "openai:http://h /v1",
-        "openai:http://[",
+    [
+        "",
+        "host:80",
+        "ftp://h",
+        "http://",
+        "http://u:p@h/v1",
+        "http://h:x/v1",
+        "http://h:0",
+        "http://h:99999",
+        "http://h/v1?key=1",
+        "http://h /v1",
+        "http://[",
     ],
 )
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="TENUTO_MODEL is"):
-        load(TENUTO_MODEL=text)
+        load(TENUTO_MODEL=f"openai:{text}")
 
 
 def test_the_key_of_a_server_is_shown_nowhere() -> None:

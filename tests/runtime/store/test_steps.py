@@ -95,8 +95,8 @@ async def test_a_step_that_cannot_go_on_from_its_tokens_begins_anew_and_says_so(
     output = {"outcome": "final", "sampled": 5, "exact": False}
     await steps.complete(db, owner, anew, segments=[], output=output, checkpoint=checkpoint(3), spent=4)
     assert await steps.transcript(db, owner.session_id, 99) == [7, 1, 12]
-    assert await db.fetchval("SELECT spent_tokens FROM sessions") == 6
-    assert await db.fetchval("SELECT sum(sampled) FROM usage WHERE kind = 'think'") == 5
+    counted = "SELECT (SELECT spent_tokens FROM sessions), (SELECT sum(sampled) FROM usage WHERE kind = 'think')"
+    assert tuple(await db.fetchrow(counted)) == (6, 5)
 
 
 async def test_a_step_keeps_the_tokens_that_it_can_go_on_from(story, db):
