@@ -41,6 +41,7 @@ class Ask:
     sampled: list[int]
     known: int
     redactor: Redactor = NOTHING  # of what is shown; the transcript is as it was sampled
+    seed: int | None = None  # of the turn; None: the session's
 
     def room(self, s: Services) -> int:
         """Tokens that still fit into the context."""
@@ -60,7 +61,7 @@ class Ask:
             "max_tokens": min(
                 self.config.limits.max_think_tokens - sampled, room, room if within is None else int(within)
             ),
-            "sampling": drawing(sampling, session.seed),
+            "sampling": drawing(sampling, session.seed if self.seed is None else self.seed),
             "grammar": chat.tool_grammar(self.tools.specs, choice, form, self.config.parallel_tool_calls),
             "stop": sampling.stop,
             "logprobs": sampling.logprobs,

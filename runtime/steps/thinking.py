@@ -49,7 +49,7 @@ def _ahead(s: Services, what: ThinkIn, behind: Past, opening: Segment) -> Genera
     the record of the beginning is written meanwhile."""
     if behind.session is None or budgets.limits(behind.session):
         return None
-    config = SessionConfig.model_validate(behind.session.config)
+    config = _config(behind.session, behind)
     if config.servers or any(tool.secrets for tool in config.declared):
         return None
     ask = _ask(behind.session, what, 1, config, catalog_of(s, config), behind, opening, [], NOTHING)
@@ -68,9 +68,8 @@ def _ask(
     redactor: Redactor,
 ) -> Ask:
     prompt = [*behind.tokens, *opening.token_ids]
-    return Ask(
-        session, what.step_no, attempt_no, config, tools, what.tool_choice, prompt, sampled, behind.known, redactor
-    )
+    at, seed = (session, what.step_no, attempt_no), behind.turn.get("seed")
+    return Ask(*at, config, tools, what.tool_choice, prompt, sampled, behind.known, redactor, seed)
 
 
 async def _think(
@@ -82,7 +81,7 @@ async def _think(
     what: ThinkIn,
     ahead: Generation | None,
 ) -> Standing | None:
-    config = SessionConfig.model_validate(attempt.session.config)
+    config = _config(attempt.session, behind)
     tools, _ = await catalog(s, what.session_id, config)
     values = await opened(s, attempt.session.tenant_id, config)
     generation = ahead
@@ -93,7 +92,7 @@ async def _think(
             generation = generation or Generation(s, _ask(*at, config, tools, behind, opening, end.sampled, hide))
             end = await generation.take(owner, attempt)
         if not _ended(s, end.whole, config) and budgets.left(attempt.session, "tokens") is not None:
-            await _keep(s, owner, attempt, end, values)
+            await _keep(s, owner, attempt, end, values, config)
             if await steps.hold_for_budget(s.db, owner, attempt):
                 return None  # it goes on after its last durable token, once there is more
         return await _complete(s, owner, attempt, behind, end, _read(s, tools, end.whole, what, config), values)
@@ -105,9 +104,13 @@ async def _think(
             await generation.stop()
 
 
-async def _keep(s: Services, owner: Owner, attempt: Attempt, end: End, values: Opened) -> None:
+def _config(session: Session, behind: Past) -> SessionConfig:
+    """The session's, with what its message says for the turn."""
+    return SessionConfig.model_validate(session.config).for_turn(behind.turn)
+
+
+async def _keep(s: Services, owner: Owner, attempt: Attempt, end: End, values: Opened, config: SessionConfig) -> None:
     """Make the rest durable by itself."""
-    config = SessionConfig.model_validate(attempt.session.config)
     if (last := _last(s, end, values, config, False)) is not None:
         told = (last.offset, last.token_ids, last.text, last.logprobs, last.calls)
         await steps.append_tokens(s.db, owner, attempt, *told)
@@ -139,7 +142,7 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
         return False
     behind = await past(s.db, s.recent, what)
     end = End(attempt.model_tokens, finish={"finish_reason": "interrupted", "resumed": True})
-    config = SessionConfig.model_validate(attempt.session.config)
+    config = _config(attempt.session, behind)
     reading = Reading("interrupted", s.chat.parse_assistant(end.sampled, config.sampling.stop).text)
     values = await opened(s, attempt.session.tenant_id, config)
     await _complete(s, owner, attempt, behind, end, reading, values)
@@ -189,7 +192,7 @@ async def _complete(
             *warning(s.engine.card.context_length, len(behind.tokens), len(after)),
         ],
         to=None if reading.outcome == "tools" else Move.REST,
-        last=_last(s, end, values, SessionConfig.model_validate(attempt.session.config), True),
+        last=_last(s, end, values, _config(attempt.session, behind), True),
     )
     if ended.mine:
         s.recent.keep(
