@@ -24,7 +24,7 @@ from runtime.openai.chatting import usage
 from runtime.openai.requests import choice_of, form_of
 from runtime.store.responses import Row
 
-router = APIRouter(prefix="/v1/chat/completions", tags=["openai"])
+router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
 
 
 class CompletionOut(BaseModel):

@@ -17,7 +17,7 @@ from runtime.openai import ConversationIn, Items, ItemsIn, MetadataIn, input_ite
 from runtime.store import responses
 from runtime.store.sessions import new_id
 
-router = APIRouter(prefix="/v1/conversations", tags=["openai"], responses=refusals(404))
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"], responses=refusals(404))
 
 
 class ConversationOut(BaseModel):

@@ -24,7 +24,7 @@ from runtime.openai.requests import choice_of
 from runtime.store import Database, commands, responses
 from runtime.store.responses import Row
 
-router = APIRouter(prefix="/v1/responses", tags=["openai"])
+router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
