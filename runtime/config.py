@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -181,6 +182,20 @@ class SessionConfig(Frozen):
             context_policy=self.context_policy,
         )
 
+    def for_turn(self, turn: Mapping[str, Any] | None) -> SessionConfig:
+        """With what a message says for its turn (`TurnOptions`, as they are kept)."""
+        if not turn:
+            return self
+        said = TurnOptions.model_validate(turn)
+        changed = {
+            name: value
+            for name in ("sampling", "response_format", "parallel_tool_calls")
+            if (value := getattr(said, name)) is not None
+        }
+        if said.max_think_tokens is not None:
+            changed["limits"] = self.limits.model_copy(update={"max_think_tokens": said.max_think_tokens})
+        return self.model_copy(update=changed)
+
     def approval_of(self, tool: str) -> Approval | None:
         """What a call of this tool needs first; None: nothing."""
         of_server = next((one.full_name("*") for one in self.servers if tool.startswith(one.full_name(""))), tool)
@@ -204,13 +219,82 @@ class SessionConfig(Frozen):
         ]
 
 
-class MessageIn(Body):
-    """A message to a session. `tool_choice` holds for `max_tool_rounds` thinks, the last answer is without tools."""
+class Said(Frozen):
+    """A part of a conversation that was held elsewhere."""
 
-    content: str = Field(min_length=1, max_length=1_000_000)
+    type: Literal["said"] = "said"
+    role: Literal["user", "assistant"]
+    text: str = Field(max_length=1_000_000)
+
+
+class Called(Frozen):
+    """A call that a model made; what follows its message are results."""
+
+    type: Literal["called"]
+    call_id: str = Field(min_length=1, max_length=200)
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Result(Frozen):
+    """What a call gave back."""
+
+    type: Literal["result"]
+    call_id: str = Field(min_length=1, max_length=200)
+    name: str = Field(default="", max_length=64)
+    output: str = Field(max_length=1_000_000)
+
+
+Item = Annotated[Said | Called | Result, Field(discriminator="type")]
+
+
+class TurnOptions(Frozen):
+    """What holds for a turn, in place of what the session says."""
+
+    sampling: Sampling | None = None
+    response_format: ResponseFormat | None = None
+    max_think_tokens: int | None = Field(default=None, ge=1, le=32768)
+    parallel_tool_calls: bool | None = None
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+
+
+class MessageIn(Body):
+    """A message to a session. `tool_choice` holds for `max_tool_rounds` thinks, the last answer is without tools.
+    `items`: a conversation that was held elsewhere, in place of `content`."""
+
+    content: str = Field(default="", max_length=1_000_000)
+    items: list[Item] = Field(default_factory=list, max_length=10_000)
     tool_choice: str = Field(default="auto", min_length=1, max_length=200)
     max_tool_rounds: int = Field(default=8, ge=0, le=1000)
     on_busy: OnBusy | None = None  # None: as the session says
+    options: TurnOptions | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if bool(self.content) == bool(self.items):
+            raise ValueError("content: a message has content, or items in place of it")
+        return self
+
+    @property
+    def text(self) -> str:
+        """What people are shown of it."""
+        said = [item.text for item in self.items if isinstance(item, Said) and item.role == "user"]
+        return self.content or (said[-1] if said else "")
+
+    @property
+    def all_text(self) -> str:
+        """What the model reads of it, nearly."""
+        return self.content or "\n".join(_text_of(item) for item in self.items)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is kept beside its text."""
+        kept: dict[str, Any] = {"tool_choice": self.tool_choice, "max_tool_rounds": self.max_tool_rounds}
+        if self.items:
+            kept["items"] = [item.model_dump() for item in self.items]
+        if self.options is not None:
+            kept["turn"] = self.options.model_dump(exclude_none=True)
+        return kept
 
     def check_against(self, config: SessionConfig) -> None:
         """Raises ValueError where the choice names no tool of the session."""
@@ -224,6 +308,12 @@ class MessageIn(Body):
                 f"tool_choice is {self.tool_choice!r}; use auto, none, required or one of"
                 f" {', '.join(config.tool_names)}"
             )
+
+
+def _text_of(item: Item) -> str:
+    if isinstance(item, Said):
+        return item.text
+    return item.output if isinstance(item, Result) else f"{item.name} {json.dumps(item.arguments)}"
 
 
 def _ensure_choices(config: SessionConfig) -> None:

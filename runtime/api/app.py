@@ -21,6 +21,8 @@ from runtime.api import (
     audit,
     changes,
     commands,
+    completions,
+    conversations,
     documented,
     exporting,
     files,
@@ -33,10 +35,12 @@ from runtime.api import (
     plan,
     problems,
     queries,
+    responses,
     schedules,
     secrets,
     sessions,
     tenants,
+    turns,
     usage,
     webhooks,
 )
@@ -71,6 +75,9 @@ ROUTERS = (
     webhooks.router,
     schedules.router,
     models.router,
+    responses.router,
+    conversations.router,
+    completions.router,
     plan.router,
     admin.router,
     admin_kv.router,
@@ -111,12 +118,13 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.sandbox_images = settings.sandbox_images
             await fleet.ensure_admin(db, settings.admin_key)
             listening = asyncio.create_task(app.state.hub.run())
+            tending = asyncio.create_task(turns.tend(app))
             try:
                 yield
             finally:
-                for task in (listening, *app.state.sending):
+                for task in (listening, tending, *app.state.sending):
                     task.cancel()
-                await asyncio.gather(listening, *app.state.sending, return_exceptions=True)
+                await asyncio.gather(listening, tending, *app.state.sending, return_exceptions=True)
 
     app = FastAPI(
         title="Tenuto",

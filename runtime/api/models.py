@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from engine.tokens import ChatFormat, ToolSchemaError, tool_grammar
 from runtime.api.documented import Id, Page, refusals
 from runtime.api.guard import Db, Tenant
-from runtime.config import SessionConfig
+from runtime.config import MessageIn, SessionConfig
 from runtime.errors import InvalidRequest, NotFound, Unavailable
 from runtime.generation import Sampling
 from runtime.settings import ANY_IMAGE
@@ -130,6 +130,17 @@ async def ensure_answers_work(config: SessionConfig) -> None:
         await asyncio.to_thread(lambda: tool_grammar(tool_specs(config), "auto", given.form))
     except ToolSchemaError as error:
         raise InvalidRequest(f"response_format: {error}", param="response_format") from error
+
+
+async def ensure_turn_works(config: SessionConfig, model: Served, message: MessageIn) -> None:
+    """Raises InvalidRequest where what a message says for its turn cannot be."""
+    if message.options is None:
+        return
+    turn = config.for_turn(message.kept["turn"])
+    if turn.sampling.stop and turn.response_format is not None and turn.response_format.type != "text":
+        raise InvalidRequest("options: an answer that a stop text can end may not have its response_format; use one")
+    await ensure_answers_work(turn)
+    ensure_tokens_exist(turn, model)
 
 
 def ensure_tokens_exist(config: SessionConfig, model: Served) -> None:

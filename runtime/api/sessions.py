@@ -16,7 +16,7 @@ from runtime.api.documented import After, Id, Limit, Page, refusals
 from runtime.api.guard import Db, Tenant, Who
 from runtime.api.idempotency import id_for, made_before
 from runtime.api.making import checked, resolved
-from runtime.api.models import checked_model, ensure_it_fits
+from runtime.api.models import checked_model, ensure_it_fits, ensure_turn_works
 from runtime.api.sending import send
 from runtime.api.shapes import (
     AttemptOut,
@@ -114,11 +114,11 @@ async def post_event(session_id: Id, body: EventIn, request: Request, db: Db, te
     served = await checked_model(db, config.model)
     # What the session's policy can make room for is not counted.
     used = await views.token_count(db, session_id) if config.context_policy == "fail" else 0
-    await ensure_it_fits(request, db, config, served, content=body.content, used=used)
+    await ensure_turn_works(config, served, body)
+    await ensure_it_fits(request, db, config, served, content=body.all_text, used=used)
     message_id = await id_for(request, db, tenant, "msg")
-    options = body.model_dump(include={"tool_choice", "max_tool_rounds"})
     on_busy = body.on_busy or config.on_busy
-    await sessions.accept_message(db, tenant, session_id, message_id, body.content, options, on_busy=on_busy)
+    await sessions.accept_message(db, tenant, session_id, message_id, body.text, body.kept, on_busy=on_busy)
     interrupt = on_busy == "interrupt"
     send(request, delivery.deliver(request.app.state.temporal, session_id, message_id, interrupt=interrupt))
     return {"id": message_id, "object": "message", "session_id": session_id}

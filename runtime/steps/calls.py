@@ -48,6 +48,7 @@ class Step:
     _box: tuple[str, Sandbox] | None = None
     _greeting: dict[str, asyncio.Lock] = field(default_factory=dict)
     way_out: WayOut = field(init=False)
+    said: Mapping[str, Any] = field(default_factory=dict)  # by the caller, with the results of its calls
 
     async def __aenter__(self) -> Self:
         self.way_out = WayOut(self.services, self.owner, self.attempt.step_no, self.config)
@@ -139,6 +140,8 @@ async def _by_the_caller(
         return claims
     asked = [_for_result(step, call) for call, _ in open_ones]
     answers = await ask(step.services, step.owner, step.attempt, asked, step.before)
+    for answer in answers:
+        step.said = answer.answer.get("said") or step.said
     given = {
         call.call_no: await record(step, call, claim, _given(step, answer), claim.snapshot_before)
         for (call, claim), answer in zip(open_ones, answers, strict=True)

@@ -44,6 +44,7 @@ class Ask:
     known: int
     measure: Measure
     redactor: Redactor = NOTHING  # of what is shown; the transcript is as it was sampled
+    seed: int | None = None  # of the turn; None: the session's
 
     @property
     def fits(self) -> bool:
@@ -64,7 +65,7 @@ class Ask:
             "epoch": session.epoch,
             "token_ids": [*self.prompt, *self.sampled],
             "max_tokens": longest,
-            "sampling": drawing(sampling, session.seed),
+            "sampling": drawing(sampling, session.seed if self.seed is None else self.seed),
             "grammar": chat.tool_grammar(self.tools.specs, choice, form, self.config.parallel_tool_calls),
             "stop": sampling.stop,
             "logprobs": sampling.logprobs,

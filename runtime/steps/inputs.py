@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from engine.tokens import ToolResult
+from engine.tokens import Call, ChatFormat, ToolResult
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.steps import checkpoints
@@ -51,7 +52,9 @@ async def take(s: Services, what: InputIn, execution: str, *, stopping: bool = F
     config = SessionConfig.model_validate(session.config)
     message_id, content, options = message
     owner = s.owner(what.session_id, what.epoch)
-    segments = [*await _unanswered(s, what, behind), Segment("message", s.chat.user(content))]
+    items = options.pop("items", None)
+    written = rendered(s.chat, items) if items else s.chat.user(content)
+    segments = [*await _unanswered(s, what, behind), Segment("message", written)]
     measured = await measure(s, what.session_id)
     if before and await _may_make_room(s, config, what.session_id, len(before) + _size(segments)):
         return Taken(False)
@@ -92,8 +95,46 @@ async def take(s: Services, what: InputIn, execution: str, *, stopping: bool = F
             notes=warning(measured, len(before), len(after)),
         )
     if ended.mine:
+        behind = replace(behind, turn=options.get("turn", {}))
         s.recent.keep(owner.session_id, owner.epoch, what.step_no, behind.after(attempt.session, checkpoint, after))
     return Taken(True, ended.standing)
+
+
+def rendered(chat: ChatFormat, items: Sequence[Mapping[str, Any]]) -> list[int]:
+    """A conversation that was held elsewhere (`Item`s), as this model writes it: an assistant's text and the calls
+    after it are one message, and so are results that follow one another."""
+    tokens: list[int] = []
+    said, calls, results = "", list[Call](), list[ToolResult]()
+
+    def close() -> None:
+        nonlocal said
+        if said or calls:
+            tokens.extend(chat.assistant(said, calls))
+        if results:
+            tokens.extend(chat.tool_results(results))
+        said = ""
+        calls.clear()
+        results.clear()
+
+    for item in items:
+        kind = item["type"]
+        if kind == "result":
+            if said or calls:
+                close()
+            results.append(ToolResult(item["call_id"], item["name"], item["output"]))
+        elif kind == "called":
+            if results:
+                close()
+            calls.append(Call(item["name"], item["arguments"], ""))
+        else:
+            if results or calls or item["role"] == "user" or said:
+                close()
+            if item["role"] == "user":
+                tokens.extend(chat.user(item["text"]))
+            else:
+                said = item["text"]
+    close()
+    return tokens
 
 
 def _size(segments: Sequence[Segment]) -> int:

@@ -6,11 +6,11 @@ import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime.steps import checkpoints
-from runtime.store import steps
+from runtime.store import standing, steps
 from runtime.store.database import Database
 from runtime.store.values import Checkpoint, Session
 from workflows.contract import InputIn, StepIn, ThinkIn
@@ -22,13 +22,14 @@ KEPT = 256  # sessions
 class Past:
     """`tokens`: the transcript; `base`: what its checkpoints say; `known`: how many of the tokens had their KV once;
     `said`: the output of the think that came last, None where another kind of step did; `session`: as the step before
-    had it, None where that is not known."""
+    had it, None where that is not known; `turn`: what its message says for the turn, in place of the session's own."""
 
     tokens: Sequence[int]
     base: checkpoints.Base
     known: int
     said: Mapping[str, Any] | None = None
     session: Session | None = None
+    turn: Mapping[str, Any] = field(default_factory=dict)
 
     def after(
         self,
@@ -41,7 +42,7 @@ class Past:
         """With a step more, whose transcript and checkpoint are these."""
         named = self.base.named.union(checkpoint.kv_new) if checkpoint.kv_new else self.base.named
         base = checkpoints.Base(checkpoint.workspace_root, checkpoint.kv_tail, named)
-        return Past(tokens, base, self.known if known is None else known, said, session)
+        return Past(tokens, base, self.known if known is None else known, said, session, self.turn)
 
 
 class Recent:
@@ -74,13 +75,14 @@ async def past(db: Database, recent: Recent, what: StepIn | ThinkIn | InputIn) -
 
 async def read(db: Database, what: StepIn | ThinkIn | InputIn) -> Past:
     """From the record."""
-    tokens, base, known, said = await asyncio.gather(
+    tokens, base, known, said, turn = await asyncio.gather(
         steps.transcript(db, what.session_id, what.step_no),
         checkpoints.base(db, what.session_id),
         _known(db, what.session_id),
         _said(db, what),
+        standing.turn(db, what.session_id),
     )
-    return Past(tokens, base, known, said)
+    return Past(tokens, base, known, said, turn=turn)
 
 
 async def _known(db: Database, session_id: str) -> int:

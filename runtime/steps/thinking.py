@@ -66,7 +66,7 @@ def _ahead(s: Services, what: ThinkIn, behind: Past, opening: Segment, measured:
     the record of the beginning is written meanwhile."""
     if behind.session is None or budgets.limits(behind.session):
         return None
-    config = SessionConfig.model_validate(behind.session.config)
+    config = _config(behind.session, behind)
     if config.servers or any(tool.secrets for tool in config.declared):
         return None
     ask = _ask(behind.session, what, 1, config, catalog_of(s, config), behind, opening, [], measured, NOTHING)
@@ -85,9 +85,9 @@ def _ask(
     measured: Measure,
     redactor: Redactor,
 ) -> Ask:
-    prompt, choice = [*behind.tokens, *opening.token_ids], what.tool_choice
-    about = (session, what.step_no, attempt_no, config, tools, choice)
-    return Ask(*about, prompt, sampled, behind.known, measured, redactor)
+    prompt, seed = [*behind.tokens, *opening.token_ids], behind.turn.get("seed")
+    about = (session, what.step_no, attempt_no, config, tools, what.tool_choice)
+    return Ask(*about, prompt, sampled, behind.known, measured, redactor, seed)
 
 
 async def _think(
@@ -100,7 +100,7 @@ async def _think(
     measured: Measure,
     ahead: Generation | None,
 ) -> Standing | None:
-    config = SessionConfig.model_validate(attempt.session.config)
+    config = _config(attempt.session, behind)
     tools, _ = await catalog(s, what.session_id, config)
     values = await opened(s, attempt.session.tenant_id, config)
     generation = ahead
@@ -112,7 +112,7 @@ async def _think(
             generation = generation or Generation(s, ask)
             end = await generation.take(owner, attempt)
         if measured.exact and not _ended(s, end.whole, config) and budgets.left(attempt.session, "tokens") is not None:
-            await _keep(s, owner, attempt, end, values)
+            await _keep(s, owner, attempt, end, values, config)
             if await steps.hold_for_budget(s.db, owner, attempt):
                 return None  # it goes on after its last durable token, once there is more
         return await _complete(s, owner, attempt, behind, end, _read(s, tools, end.whole, what, config), values)
@@ -124,9 +124,13 @@ async def _think(
             await generation.stop()
 
 
-async def _keep(s: Services, owner: Owner, attempt: Attempt, end: End, values: Opened) -> None:
+def _config(session: Session, behind: Past) -> SessionConfig:
+    """The session's, with what its message says for the turn."""
+    return SessionConfig.model_validate(session.config).for_turn(behind.turn)
+
+
+async def _keep(s: Services, owner: Owner, attempt: Attempt, end: End, values: Opened, config: SessionConfig) -> None:
     """Make the rest durable by itself."""
-    config = SessionConfig.model_validate(attempt.session.config)
     if (last := _last(s, end, values, config, False)) is not None:
         told = (last.offset, last.token_ids, last.text, last.logprobs, last.calls)
         await steps.append_tokens(s.db, owner, attempt, *told)
@@ -158,7 +162,7 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
         return False
     behind = await past(s.db, s.recent, what)
     end = End(attempt.model_tokens, finish={"finish_reason": "interrupted", "resumed": True})
-    config = SessionConfig.model_validate(attempt.session.config)
+    config = _config(attempt.session, behind)
     reading = Reading("interrupted", s.chat.parse_assistant(end.sampled, config.sampling.stop).text)
     values = await opened(s, attempt.session.tenant_id, config)
     await _complete(s, owner, attempt, behind, end, reading, values)
@@ -227,7 +231,7 @@ async def _complete(
             *warning(measured, len(behind.tokens), len(after)),
         ],
         to=None if reading.outcome == "tools" else Move.REST,
-        last=_last(s, end, values, SessionConfig.model_validate(attempt.session.config), True),
+        last=_last(s, end, values, _config(attempt.session, behind), True),
         spent=_left_to_count(s, end),
     )
     if ended.mine:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from engine.tokens import ToolResult
 from runtime.config import SessionConfig
@@ -56,7 +58,8 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> Standing | Non
             Step(s, owner, attempt, config, behind.tokens, tools, listings, values) as step,
         ):
             results, root = await run_calls(step, calls, root, refused)
-        return await complete_tools(s, owner, attempt, config, behind, results, root, outcome="settled")
+            said = step.said
+        return await complete_tools(s, owner, attempt, config, behind, results, root, outcome="settled", said=said)
     return None
 
 
@@ -70,12 +73,15 @@ async def complete_tools(
     root: str,
     *,
     outcome: str,
+    said: Mapping[str, Any] | None = None,
 ) -> Standing:
-    """End the step: what the model reads of its calls, and the workspace after them."""
+    """End the step: what the model reads of its calls, and the workspace after them. `said`: what the caller said with
+    the results of its own ones: `options` of what follows, and whether to `rest` instead."""
+    said = said or {}
+    outcome = "interrupted" if said.get("rest") else outcome
     measured = await measure(s, owner.session_id)
-    answer = min(
-        measured.of(config.limits.max_think_tokens), measured.context // 8
-    )  # kept free for what the model says to it
+    most = measured.of(config.limits.max_think_tokens)
+    answer = min(most, measured.context // 8)  # kept free for what the model says to it
     before = len(behind.tokens)
     tokens = fitted(s.chat, results, measured.context - before - answer)
     after = [*behind.tokens, *tokens]
@@ -85,17 +91,23 @@ async def complete_tools(
         owner,
         attempt,
         segments=[Segment("tool", tokens)],
-        output={"outcome": outcome, "calls": len(results), "tokens": len(tokens)},
+        output={"outcome": outcome, "calls": len(results), "tokens": len(tokens), **_options(said)},
         checkpoint=checkpoint,
         notes=[
             *warning(measured, before, len(after)),
-            *([Event("session.interrupted")] if outcome == "interrupted" else []),
+            *([Event("session.interrupted")] if outcome == "interrupted" and not said else []),
         ],
         to=Move.REST if outcome == "interrupted" else None,
     )
     if ended.mine:
+        if "options" in said:
+            behind = replace(behind, turn=said["options"].get("turn", {}))
         s.recent.keep(owner.session_id, owner.epoch, attempt.step_no, behind.after(attempt.session, checkpoint, after))
     return ended.standing
+
+
+def _options(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {"options": said["options"]} if "options" in said else {}
 
 
 def _wait(tools: Catalog, calls: Sequence[Call]) -> Wait:

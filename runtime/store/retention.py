@@ -24,6 +24,7 @@ _TABLES = (
     "sandbox_turns",
     "sandboxes",
     "errands",
+    "responses",
     "sessions",
 )
 

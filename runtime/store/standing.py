@@ -13,10 +13,12 @@ from workflows.policies import Next, next_action
 from workflows.states import TERMINAL, State
 from workflows.states import Event as Move
 
-# The message that the session is about, and what its user asked for with it. $1 is the session.
+# The message that the session is about, and what its user asked for with it; or later, with the results of calls that
+# ran at the caller. $1 is the session.
 ENTRY = """
 (SELECT s.step_no, coalesce(s.output -> 'options', m.options) AS options FROM steps s LEFT JOIN messages m
-    USING (message_id) WHERE s.session_id = $1 AND s.live AND s.kind = 'input' AND s.state = 'completed'
+    USING (message_id) WHERE s.session_id = $1 AND s.live AND s.state = 'completed'
+    AND (s.kind = 'input' OR (s.kind = 'tool' AND s.output ? 'options'))
     ORDER BY s.step_no DESC LIMIT 1)
 """
 SINCE_ENTRY = """
@@ -64,6 +66,13 @@ async def standing(source: asyncpg.Connection | Database, session_id: str) -> St
     return Standing(_progress(row), row["tokens"] or 0, row["config"])
 
 
+async def turn(db: Database, session_id: str) -> Mapping[str, Any]:
+    """What the session's message says for its turn."""
+    row = await db.fetchrow(f"SELECT options -> 'turn' AS turn FROM {ENTRY} entry", session_id)
+    found: Mapping[str, Any] = (row["turn"] if row else None) or {}
+    return found
+
+
 def after(
     row: asyncpg.Record, step_no: int, output: Mapping[str, Any], tokens: int, config: Mapping[str, Any]
 ) -> Standing:
@@ -72,6 +81,8 @@ def after(
     known = {**row, "waiting_for": None, "hold_until": None, "step_no": step_no, "state": "completed", "output": output}
     if row["kind"] == "input":
         known |= {"options": output.get("options"), "rounds": 0, "corrections": 0}
+    elif row["kind"] == "tool" and "options" in output:
+        known |= {"options": output["options"], "rounds": 0, "corrections": 0}
     elif row["kind"] == "tool":
         known["corrections" if output.get("outcome") == "corrected" else "rounds"] += 1
     return Standing(_progress(known), tokens, config)

@@ -90,6 +90,9 @@ async def _things(client: httpx.AsyncClient, db: Database, owner: dict[str, str]
     schedule = await make_one("/v1/schedules", plan)
     session = await make_one("/v1/sessions", {"system": MARK})
     await make_one(f"/v1/sessions/{session['id']}/events", {"content": MARK})
+    said = {"items": [{"role": "user", "content": MARK}], "metadata": {"said": MARK}}
+    conversation = await make_one("/v1/conversations", said)
+    items = (await client.get(f"/v1/conversations/{conversation['id']}/items", headers=owner)).json()
     told = await client.get(f"/v1/webhooks/{webhook['id']}/deliveries", headers=owner)
     things = {
         "session_id": session["id"],
@@ -106,6 +109,9 @@ async def _things(client: httpx.AsyncClient, db: Database, owner: dict[str, str]
         "webhook_id": webhook["id"],
         "delivery_id": told.json()["data"][0]["id"],
         "schedule_id": schedule["id"],
+        "conversation_id": conversation["id"],
+        "item_id": items["data"][0]["id"],
+        "response_id": "resp_of_owner",
     }
     await _fill(db, things)
     return things
@@ -134,6 +140,13 @@ async def _fill(db: Database, things: dict[str, Any]) -> None:
         *key,
         things["question_id"],
         {"name": MARK},
+    )
+    await db.execute(
+        "INSERT INTO responses (response_id, tenant_id, session_id, from_pos, base, root, input, response, stored,"
+        " expires_at) VALUES ($2, 'acme', $1, 0, '{}', '{}', '[]', $3, true, now() + interval '1 day')",
+        things["session_id"],
+        things["response_id"],
+        {"output": MARK},
     )
     await db.execute(
         "INSERT INTO usage (session_id, step_no, attempt_no, tenant_id, model, kind, sampled, tool_ms)"

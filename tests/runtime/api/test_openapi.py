@@ -27,6 +27,8 @@ ASK_NODES = {
     "/v1/admin/kv/audit",
     "/v1/admin/metrics",
     "/v1/admin/reconcile",  # and a worker
+    "/v1/chat/completions",  # a worker too: see tests/stack
+    "/v1/responses",
 }
 EXAMPLES = 6  # of each route; `make soak` tries many more
 

@@ -1,0 +1,491 @@
+"""Turns: what OpenAI's clients ask for, as messages to sessions; and what sessions tell of them.
+
+A conversation that goes on finds its session again, and with it its KV and its workspace: by the response that it
+names, by its conversation, or by what it says (`Chain`). It goes on in the session where that rests at this point, in a
+fork where it has gone on otherwise; where instructions or tools are others, in a new session that is told what was
+said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+
+from engine.tokens import FORMATS
+from runtime import delivery
+from runtime.agents import AGENT, Origin
+from runtime.api import views
+from runtime.api.making import checked, resolved
+from runtime.api.models import checked_model, ensure_it_fits, ensure_turn_works
+from runtime.api.sending import send
+from runtime.config import MessageIn, SessionConfig, SessionIn, Wanted
+from runtime.errors import Conflict, InvalidRequest, NotFound
+from runtime.kept import as_kept
+from runtime.openai import Chain, Items, Telling, Tools, as_engine
+from runtime.openai.items import opening
+from runtime.store import Database, branches, domains, events, questions, responses, sessions
+from runtime.store.responses import Row
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S: Final = 15.0
+SWEEP_EVERY_S: Final = 30.0
+KEPT_S: Final[Mapping[str, float]] = {"24h": 86_400.0, "in_memory": 3600.0, "in-memory": 3600.0}
+_PAGE = 500
+_AGENT = "agent:"  # before the name of one of ours, in place of a model's
+_ROUNDS = 1000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for, in one face's words or the other's.
+
+    base: the response as it is shown while it goes on, without id, status and output
+    items: what was given; of a whole conversation, all of it
+    turn: `TurnOptions`; most_calls: rounds of tools that run inside
+    keep_s: seconds for which the session waits for what follows
+    """
+
+    base: Mapping[str, Any]
+    model: str
+    instructions: str | None
+    items: Items
+    tools: Tools
+    tool_choice: str
+    turn: Mapping[str, Any]
+    drops_output: bool
+    stored: bool
+    keep_s: float
+    most_calls: int | None = None
+    previous: str | None = None
+    conversation: str | None = None
+    logprobs: bool = False
+    request_hash: str | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a turn begins. `items`: what its session has not been told; `answers`: of these, results that it waits for,
+    by the number of the call."""
+
+    session_id: str
+    parent: Row | None
+    items: Items
+    answers: Mapping[int, str]
+
+
+async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, fork: bool = False) -> Row:
+    """The turn, accepted: it is never lost. `fork`: it goes on beside what goes on from there already."""
+    origin, config = await _made_of(db, tenant, asked.model)
+    served = await checked_model(db, config.model if config is not None else asked.model)
+    model = served.name if origin is None else f"{_AGENT}{origin.agent}@{origin.version}"
+    parent, before = await _behind(request.app, db, tenant, asked)
+    lead, rest = opening(asked.items) if parent is None and not before else ([], asked.items)
+    system = "\n\n".join(filter(None, [asked.instructions, *lead])) or None
+    root = _root(model, system, asked)
+    conversation = [*before, *rest]
+    if parent is None and asked.previous is None and asked.conversation is None:
+        parent = await _by_what_is_said(db, tenant, root, rest)
+        if parent is not None:
+            told = await responses.history(db, parent)
+            rest = rest[_length(rest, root, parent) :]
+            conversation = [*told, *rest]
+    response_id = f"resp_{secrets.token_hex(16)}"
+    place = await _in_place(db, parent, root, rest, fork) if parent is not None else None
+    if place is None:
+        session_id = await _new_session(request, db, tenant, model, system, asked)
+        place = _Place(session_id, parent, conversation, {})
+    row = Row(
+        response_id=response_id,
+        tenant_id=tenant,
+        session_id=place.session_id,
+        parent_id=parent.response_id if parent is not None else None,
+        conversation_id=asked.conversation,
+        message_id=None,
+        from_pos=0,
+        end_pos=None,
+        end_step=None,
+        base={
+            **asked.base,
+            "id": response_id,
+            "model": model,
+            "_logprobs": asked.logprobs,
+            "_chat": served.chat,
+            "_before": before if parent is None else [],
+        },
+        root=root,
+        input=rest,
+        kept=None,
+        response=None,
+        digest=None,
+        stored=asked.stored,
+    )
+    row = replace(row, base={**row.base, "runtime": {"session": place.session_id}})
+    try:
+        row = await _say(request, db, row, place, asked)
+    except Conflict:
+        if fork or place.parent is None:
+            raise
+        return await accept(request, db, tenant, asked, fork=True)  # somebody else was there first
+    _follow(request.app, row)
+    return row
+
+
+async def _made_of(db: Database, tenant: str, model: str) -> tuple[Origin | None, Wanted | None]:
+    """The agent that is asked for in place of a model, and what it is made of. Raises InvalidRequest."""
+    if not model.startswith(_AGENT):
+        return None, None
+    if not re.fullmatch(AGENT, model.removeprefix(_AGENT)):
+        raise InvalidRequest(f"model: {model!r} names no agent; use {_AGENT}NAME or {_AGENT}NAME@3", param="model")
+    wanted, origin = await resolved(db, tenant, SessionIn(agent=model.removeprefix(_AGENT)))
+    return origin, wanted
+
+
+async def _behind(app: FastAPI, db: Database, tenant: str, asked: Asked) -> tuple[Row | None, Items]:
+    """The response that this goes on from, and everything said so far. Raises NotFound, InvalidRequest."""
+    if asked.previous is not None:
+        parent = await responses.find(db, tenant, asked.previous)
+        if parent is None or not parent.stored:
+            raise InvalidRequest(
+                f"previous_response_id: Previous response with id {asked.previous!r} not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        parent = await ended(app, parent)
+        if parent.response is None:
+            raise Conflict(f"the response {parent.response_id} goes on; wait until it has ended", code="response_busy")
+        return parent, await responses.history(db, parent)
+    if asked.conversation is not None:
+        await responses.conversation(db, tenant, asked.conversation)
+        items = await responses.items_of(db, asked.conversation)
+        last = await responses.last_of(db, asked.conversation)
+        if last is not None:
+            last = await ended(app, last)
+            if last.response is None:
+                raise Conflict(f"the conversation {asked.conversation} goes on; wait", code="conversation_busy")
+            items = await responses.items_of(db, asked.conversation)
+        said = [dict(row["item"]) for row in items]
+        untouched = items and last is not None and items[-1]["response_id"] == last.response_id
+        whole = await responses.history(db, last) if untouched and last is not None else []
+        return (last if untouched and len(whole) == len(said) else None), said
+    return None, []
+
+
+async def ended(app: FastAPI, row: Row) -> Row:
+    """The same, with its end where it has ended."""
+    if row.response is not None:
+        return row
+    db: Database = app.state.db
+    telling, _ = await _told(db, app, row)
+    if telling.done:
+        await _finish(db, row, telling)
+    return await responses.find(db, row.tenant_id, row.response_id) or row
+
+
+def _root(model: str, system: str | None, asked: Asked) -> dict[str, Any]:
+    root: dict[str, Any] = {"model": model, "system": system, "tools": list(asked.tools.session)}
+    root["drops_output"] = asked.drops_output
+    if asked.tools.approvals:
+        root["approvals"] = dict(asked.tools.approvals)
+    return json.loads(json.dumps(root))  # type: ignore[no-any-return]
+
+
+async def _by_what_is_said(db: Database, tenant: str, root: Mapping[str, Any], items: Items) -> Row | None:
+    """The response that the conversation begins with, if one does."""
+    digests = Chain.of(root, items).digests
+    return await responses.ended_with(db, tenant, digests[1:-1]) if len(digests) > 2 else None
+
+
+def _length(items: Items, root: Mapping[str, Any], parent: Row) -> int:
+    """How many of the items that response and those before it have said."""
+    digests = Chain.of(root, items).digests
+    return len(digests) - 1 - digests[::-1].index(parent.digest or "")
+
+
+async def _in_place(db: Database, parent: Row, root: Mapping[str, Any], items: Items, fork: bool) -> _Place | None:
+    """In the parent's session, or a fork of it; None where only a new one will do."""
+    if parent.root != dict(root) or parent.response is None or parent.end_step is None:
+        return None
+    row = await db.fetchrow("SELECT state, ending FROM sessions WHERE session_id = $1", parent.session_id)
+    if row is None or row["ending"] or row["state"] not in ("idle", "waiting", "failed"):
+        return None
+    head = not fork and await responses.is_head(db, parent)
+    if head and row["state"] == "waiting":
+        return await _answering(db, parent, items)
+    if head and row["state"] == "idle":
+        return _Place(parent.session_id, parent, items, {})
+    if any(item["type"] == "function_call_output" for item in items):
+        return None  # the calls are another session's
+    child = sessions.new_id("ses")
+    with contextlib.suppress(InvalidRequest, Conflict):
+        await branches.fork(db, parent.tenant_id, parent.session_id, child, parent.end_step, None)
+        return _Place(child, parent, items, {})
+    return None
+
+
+async def _answering(db: Database, parent: Row, items: Items) -> _Place:
+    """Results of the calls that the session waits for. Raises InvalidRequest where one is missing."""
+    open_ones = await db.fetch(
+        "SELECT call_no, kind FROM questions WHERE session_id = $1 AND state = 'open'", parent.session_id
+    )
+    given = {
+        item["call_id"].rpartition("_")[2]: item["output"] for item in items if item["type"] == "function_call_output"
+    }
+    for question in open_ones:
+        if question["kind"] != "client_tool":
+            raise InvalidRequest(
+                f"input: the session waits for an answer about {question['kind'].replace('_', ' ')}; give it at"
+                " /v1/approvals",
+                param="input",
+            )
+        if str(question["call_no"]) not in given:
+            call = f"call_{parent.session_id.removeprefix('ses_')}_{parent.end_step}_{question['call_no']}"
+            raise InvalidRequest(f"input: No tool output found for function call {call}.", param="input")
+    answers = {int(number): output for number, output in given.items()}
+    rest = [item for item in items if item["type"] not in ("function_call_output", "reasoning")]
+    return _Place(parent.session_id, parent, rest, answers)
+
+
+async def _new_session(
+    request: Request, db: Database, tenant: str, model: str, system: str | None, asked: Asked
+) -> str:
+    said: dict[str, Any] = {
+        "system": system,
+        "tools": list(asked.tools.session),
+        "approvals": dict(asked.tools.approvals),
+        "context_policy": "drop_tool_output" if asked.drops_output else None,
+    }
+    agent = model.startswith(_AGENT)
+    given = {"agent": model.removeprefix(_AGENT)} if agent else {"model": model}
+    wanted, origin = await resolved(
+        db, tenant, SessionIn.model_validate({**given, **{name: value for name, value in said.items() if value}})
+    )
+    config = await checked(request, db, tenant, wanted)
+    session_id = sessions.new_id("ses")
+    domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
+    kept = as_kept(request.app.state.sealer, tenant, config)
+    origin = replace(origin, metadata={**origin.metadata, "openai": str(asked.base.get("object", "response"))})
+    await sessions.create(db, tenant, session_id, kept, secrets.randbelow(2**63), domain=domain, origin=origin)
+    return session_id
+
+
+async def _say(request: Request, db: Database, row: Row, place: _Place, asked: Asked) -> Row:
+    """Tell the session; the row is written once that is done."""
+    session = await views.owned(db, row.tenant_id, place.session_id)
+    config = SessionConfig.model_validate(session["config"])
+    served = await checked_model(db, config.model)
+    options = {
+        "tool_choice": asked.tool_choice,
+        "max_tool_rounds": _ROUNDS if asked.most_calls is None else asked.most_calls,
+        "options": dict(asked.turn),
+    }
+    row = replace(row, from_pos=session["next_pos"] - 1)
+    message = _message(place.items, options) if place.items or not place.answers else None
+    if message is not None:
+        try:
+            message.check_against(config)
+        except ValueError as error:
+            raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from error
+        await ensure_turn_works(config, served, message)
+        used = await views.token_count(db, place.session_id) if config.context_policy == "fail" else 0
+        await ensure_it_fits(request, db, config, served, content=message.all_text, used=used)
+        row = replace(row, message_id=f"msg_{row.response_id.removeprefix('resp_')[:24]}")
+    await responses.add(db, row, asked.keep_s, asked.request_hash)
+    try:
+        await _deliver(request, db, row, place, message, options)
+    except Conflict:
+        await responses.forget(db, row.response_id)
+        raise
+    return row
+
+
+async def _deliver(
+    request: Request, db: Database, row: Row, place: _Place, message: MessageIn | None, options: Mapping[str, Any]
+) -> None:
+    """Raises Conflict where the session has gone on meanwhile."""
+    temporal = request.app.state.temporal
+    if place.answers:
+        bare = MessageIn(content="x", **options).kept
+        said = {"rest": True} if message is not None else {"options": bare}
+        for command_id in await _give(db, row.tenant_id, place, said):
+            send(request, delivery.command(temporal, place.session_id, command_id, "answer"))
+    if message is not None and row.message_id is not None:
+        accepted = (message.text or "(a conversation)", message.kept)
+        on_busy = "enqueue" if place.answers else "reject"
+        to = (row.tenant_id, place.session_id, row.message_id)
+        await sessions.accept_message(db, *to, *accepted, on_busy=on_busy)
+        send(request, delivery.deliver(temporal, place.session_id, row.message_id))
+
+
+def _message(items: Items, options: Mapping[str, Any]) -> MessageIn:
+    made = as_engine(items)
+    if not made:
+        raise InvalidRequest("input: say something", param="input", code="missing_required_parameter")
+    if len(made) == 1 and made[0]["type"] == "said" and made[0]["role"] == "user" and made[0]["text"]:
+        return MessageIn.model_validate({**options, "content": made[0]["text"]})
+    return MessageIn.model_validate({**options, "items": made})
+
+
+async def _give(db: Database, tenant: str, place: _Place, said: Mapping[str, Any]) -> list[str]:
+    rows = await db.fetch(
+        "SELECT question_id, call_no FROM questions WHERE session_id = $1 AND state = 'open' ORDER BY call_no",
+        place.session_id,
+    )
+    made = []
+    for row in rows:
+        given = {"decision": "result", "output": place.answers[row["call_no"]], "said": dict(said)}
+        if (command := await questions.answer(db, tenant, row["question_id"], given)) is not None:
+            made.append(command)
+    return made
+
+
+# -- what it tells ----------------------------------------------------------------------------------------------------
+
+
+async def tell(app: FastAPI, row: Row, starting_after: int = -1) -> AsyncIterator[dict[str, Any] | None]:
+    """Events of the response's stream after a sequence number; None where there was none for a while."""
+    db: Database = app.state.db
+    telling = await _telling(db, app, row)
+    for told in telling.begin():
+        if told["sequence_number"] > starting_after:
+            yield told
+    with app.state.hub.following(row.session_id) as (_, reader):
+        after = row.from_pos
+        while not telling.done:
+            reader.woken.clear()
+            page = await events.read(db, row.session_id, after, _PAGE)
+            for event in page:
+                after = event["id"]
+                for told in telling.feed(await _with_tokens(app, row, event)):
+                    if told["sequence_number"] > starting_after:
+                        yield told
+                if telling.done:
+                    break
+            if not page:
+                if await views.exists(db, row.session_id) is False:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.woken.wait(), HEARTBEAT_S)
+                    continue
+                yield None
+    await _finish(db, row, telling)
+
+
+async def whole(app: FastAPI, row: Row) -> dict[str, Any]:
+    """The response once it has ended."""
+    async for _ in tell(app, row):
+        pass
+    return await now(app, row)
+
+
+async def now(app: FastAPI, row: Row) -> dict[str, Any]:
+    """The response as it stands."""
+    if row.response is not None:
+        return row.response
+    telling, _ = await _told(app.state.db, app, row)
+    if telling.done:
+        await _finish(app.state.db, row, telling)
+    elif row.base.get("background") and telling.last_position <= row.from_pos + 1:
+        return {**telling.response(), "status": "queued"}
+    return telling.response()
+
+
+async def _told(db: Database, app: FastAPI, row: Row) -> tuple[Telling, int]:
+    telling = await _telling(db, app, row)
+    telling.begin()
+    after = row.from_pos
+    while page := await events.read(db, row.session_id, after, _PAGE):
+        for event in page:
+            after = event["id"]
+            telling.feed(await _with_tokens(app, row, event))
+            if telling.done:
+                return telling, after
+    return telling, after
+
+
+async def _telling(db: Database, app: FastAPI, row: Row) -> Telling:
+    calls = FORMATS[0]
+    if row.base["_chat"] is not None:
+        calls = (await app.state.chats.of(db, row.base["_chat"])).calls
+    functions = [tool["name"] for tool in row.root["tools"] if isinstance(tool, dict) and tool.get("type") == "client"]
+    return Telling(dict(row.base), row.session_id, calls, functions, row.message_id)
+
+
+async def _with_tokens(app: FastAPI, row: Row, event: dict[str, Any]) -> dict[str, Any]:
+    """With the texts of the tokens whose likelihood is told."""
+    if event["type"] != "model.delta" or not event["data"].get("logprobs") or not row.base["_logprobs"]:
+        return event
+    tokenizer = await app.state.chats.tokenizer(app.state.db, row.base["_chat"])
+    data, named = event["data"], []
+    for token, one in zip(data["token_ids"], data["logprobs"], strict=True):
+        text = tokenizer.decode([token])
+        if text:
+            top = [{**each, "token": tokenizer.decode([each["token_id"]])} for each in one["top"]]
+            named.append({**one, "token": text, "top": top})
+    return {**event, "data": {**data, "logprobs": named}}
+
+
+async def _finish(db: Database, row: Row, telling: Telling) -> None:
+    if not telling.done or row.response is not None:
+        return
+    parent = await responses.find(db, row.tenant_id, row.parent_id) if row.parent_id else None
+    before = await responses.history(db, parent) if parent is not None else []
+    digest = Chain.of(row.root, [*before, *row.base["_before"], *row.input, *telling.kept]).last
+    response = {**telling.response(), "completed_at": int(time.time())}
+    await responses.finish(
+        db,
+        row,
+        end_pos=telling.last_position,
+        end_step=telling.last_step or None,
+        kept=telling.kept,
+        response=response,
+        digest=digest,
+    )
+
+
+def _follow(app: FastAPI, row: Row) -> None:
+    """See it to its end, whether or not somebody listens."""
+
+    async def follow() -> None:
+        try:
+            async for _ in tell(app, row):
+                pass
+        except Exception as error:
+            log.warning("response %s is not followed any longer: %s", row.response_id, error)
+
+    task = asyncio.create_task(follow())
+    app.state.sending.add(task)
+    task.add_done_callback(app.state.sending.discard)
+
+
+async def tend(app: FastAPI) -> None:
+    """For as long as the process lives: see the responses of an earlier one to their ends, and end sessions that no
+    response needs any longer."""
+    db: Database = app.state.db
+    first = True
+    while True:
+        try:
+            if first:
+                for row in await responses.unfinished(db):
+                    if row.message_id is None or await sessions.message_exists(db, row.message_id):
+                        _follow(app, row)
+                    else:  # it was not told that it was accepted
+                        await responses.forget(db, row.response_id)
+                first = False
+            for tenant, session_id in await responses.expired_sessions(db):
+                with contextlib.suppress(NotFound, Conflict):
+                    await sessions.request_end(db, tenant, session_id)
+                    await delivery.quietly(delivery.end(app.state.temporal, session_id, "cancelled"))
+        except Exception as error:
+            log.warning("responses are not tended: %s", error)
+        await asyncio.sleep(SWEEP_EVERY_S)
