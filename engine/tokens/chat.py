@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -103,13 +103,15 @@ class ChatFormat:
         """What turns the ids of a generated message into its text, in which the marks of calls can be seen."""
         return StopText(self._tokenizer, stops, frozenset(self._control.values()))
 
-    def parse_assistant(self, ids: Sequence[int], stops: Sequence[str] = ()) -> Parsed:
+    def parse_assistant(
+        self, ids: Sequence[int], stops: Sequence[str] = (), tools: Collection[str] | None = None
+    ) -> Parsed:
         """Text and calls of a generated message. A call cut short is left out and makes the message incomplete. One of
-        `stops` ends it, and is not part of it."""
+        `stops` ends it, and is not part of it. `tools`: see `MessageParser`."""
         watch = self.written(stops)
         text = watch.push(ids) + watch.finish()
         ended = watch.found is not None or (bool(ids) and ids[-1] in self._tokenizer.eos_token_ids)
-        parser = MessageParser(self.calls)
+        parser = MessageParser(self.calls, tools)
         told: list[Delta] = [*parser.push(text), *parser.finish()]
         said = "".join(delta.text for delta in told if isinstance(delta, TextDelta))
         calls = [delta.call for delta in told if isinstance(delta, CallEnded) and delta.call is not None]

@@ -102,9 +102,12 @@ class _Written:
             return f"start: calls | answer\n{form.rules}{self._calls(lazy=False)}"
         if not self.format.marker:  # what begins as a call is one
             return f"start: calls | TEXT\nTEXT: /(\\s*[^{{\\s](.|\\n)*)?/\n{self._calls(lazy=False)}"
-        if self.format.marker in self.control:  # no text can be taken for it
+        if self.format.marker in self.control:
             before = "TEXT " if self.format.text_before else ""
-            return f"start: TEXT | {before}calls\nTEXT: /(.|\\n)*/\n{self._calls(lazy=False)}"
+            # Spelt by other tokens it would begin no call here, and be read as one.
+            spelt = _in_slashes(re.escape(self.format.marker))
+            text = f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{spelt}(.|\\n)*/\n"
+            return f"start: TEXT | {before}calls\n{text}{self._calls(lazy=False)}"
         tail = "call* TEXT" if self.several and self.format.separator is None else "calls | TEXT"
         return f"start: {tail}\nTEXT: /(.|\\n)*/\n{self._calls(lazy=True)}"
 
