@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +90,10 @@ class ChatFormat:
 
     def assistant(self, text: str, calls: Sequence[Call] = ()) -> list[int]:
         """A whole assistant message that was not generated here, from opening to close."""
-        written = self.calls.written([(call.name, call.arguments) for call in calls])
+        pieces = self.calls.pieces([(call.name, call.arguments) for call in calls])
         ids = self._tokenizer.encode(text)
         ids += self._tokenizer.encode(self.calls.gap) if text and calls else []
-        return self.assistant_open() + ids + self._marked(written) + self.assistant_close(ended=False)
+        return self.assistant_open() + ids + self._marked(pieces) + self.assistant_close(ended=False)
 
     def tool_grammar(
         self, tools: Sequence[ToolSpec], choice: Choice, form: Form | None = None, parallel: bool | None = None
@@ -126,15 +128,18 @@ class ChatFormat:
             ids += self._tokenizer.encode(content) + self._tokenizer.encode(part, allow_special=True)
         return ids
 
-    def _marked(self, written: str) -> list[int]:
-        """Calls as tokens: the format's marks are tokens of their own where the vocabulary has them."""
-        if not self.calls.marks:
-            return self._tokenizer.encode(written)
-        pieces = re.split("(" + "|".join(map(re.escape, self.calls.marks)) + ")", written)
+    def _marked(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Calls as tokens: marks that the format writes itself are tokens of their own, if there are such."""
+        marks = re.compile("(" + "|".join(map(re.escape, self.calls.marks)) + ")")
+        cut = [
+            (text, bool(index % 2))
+            for piece, is_own in pieces
+            for index, text in enumerate(marks.split(piece) if is_own and self.calls.marks else [piece])
+        ]
         return [
             token
-            for index, piece in enumerate(pieces)
-            for token in self._tokenizer.encode(piece, allow_special=bool(index % 2))
+            for is_mark, group in groupby(cut, key=itemgetter(1))
+            for token in self._tokenizer.encode("".join(text for text, _ in group), allow_special=is_mark)
         ]
 
     def _render_opening(self, has_system: bool, functions: tuple[str, ...]) -> tuple[str, ...]:

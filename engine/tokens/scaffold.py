@@ -17,6 +17,7 @@ _PROBE: dict[str, Any] = {
     "type": "function",
     "function": {"name": "qzprobezq", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
+_SYSTEM = "qzsystemzq"
 _PROBED = {"q": "qz9zq"}  # arguments of a past call
 
 
@@ -99,7 +100,7 @@ def learn(template: Template) -> Scaffold:
 
 
 def _learn(template: Template, has_system: bool) -> Scaffold:
-    asked = _messages(*[("system", "s")] * has_system, ("user", _mark(1)))
+    asked = _messages(*[("system", _SYSTEM)] * has_system, ("user", _mark(1)))
     answered = asked + _messages(("assistant", _mark(2)))
     again = answered + _messages(("user", _mark(3)))
     plain, opened, whole, more, tooled = template.written(
@@ -123,7 +124,7 @@ def _learn(template: Template, has_system: bool) -> Scaffold:
         tools=tools,
         assistant_open=assistant_open,
         assistant_close=close,
-        has_system=has_system,
+        has_system=has_system and _SYSTEM in plain,  # some leave it out without a word
         calls=calls,
         quotes_results=quotes,
     )
