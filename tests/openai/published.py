@@ -39,14 +39,7 @@ def _events() -> dict[str, str]:
 
 def check_response(response: Mapping[str, Any]) -> None:
     """Raises ValidationError."""
-    output = [item for item in response["output"] if item["type"] not in OURS]
-    tools = [tool for tool in response["tools"] if tool["type"] == "function"]
-    form = response["text"]["format"]
-    if form["type"] == "json_schema":  # the document admits no schema but null there; clients send and read objects
-        assert isinstance(form["schema"], dict)
-        form = {**form, "schema": None}
-    text = {**response["text"], "format": form}
-    _validator("ResponseResource").validate({**response, "output": output, "tools": tools, "text": text})
+    _validator("ResponseResource").validate(_as_published(response))
 
 
 def check_event(event: Mapping[str, Any]) -> None:
@@ -55,6 +48,19 @@ def check_event(event: Mapping[str, Any]) -> None:
     if kind.startswith("response.mcp_call") or event.get("item", {}).get("type") in OURS:
         return
     if "response" in event:
-        check_response(event["response"])
-        event = {**event, "response": {**event["response"], "output": [], "tools": []}}
+        event = {**event, "response": _as_published(event["response"])}
     _validator(_events()[kind]).validate(event)
+
+
+def _as_published(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is OpenAI's own. The document admits no schema of an answer but null; clients send objects."""
+    form = response["text"]["format"]
+    if form["type"] == "json_schema":
+        assert isinstance(form["schema"], dict)
+        form = {**form, "schema": None}
+    return {
+        **response,
+        "output": [item for item in response["output"] if item["type"] not in OURS],
+        "tools": [tool for tool in response["tools"] if tool["type"] == "function"],
+        "text": {**response["text"], "format": form},
+    }

@@ -16,6 +16,8 @@ from runtime.store import Database
 from tests.conftest import TEST_MODEL
 from tests.runtime.tools.servers import Seen, http_server
 
+RUNNING: list[Stack] = []
+
 
 @pytest.fixture(scope="session")
 def web() -> Iterator[Seen]:
@@ -33,7 +35,9 @@ async def stack(model_path: Path, web: Seen) -> AsyncIterator[Stack]:
     environment["TENUTO_SANDBOX_EGRESS_ALLOW"] = "pypi.org:443"
     environment["TENUTO_SANDBOX_VOLUMES"] += f",{sysconfig.get_path('purelib')}:/mnt/libs:ro"
     async with running_stack(environment, lambda _: None) as running:
+        RUNNING.append(running)
         yield running
+        RUNNING.clear()
     shutil.rmtree(home)
 
 
@@ -43,14 +47,13 @@ async def client(stack: Stack) -> AsyncIterator[tenuto.AsyncClient]:
         yield client
 
 
-@pytest_asyncio.fixture(autouse=True, loop_scope="session")
-async def sessions_end(request: pytest.FixtureRequest) -> AsyncIterator[None]:
-    """Whoever leaves a session open is named: later tests count what the whole stack holds."""
+@pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="session")
+async def sessions_end() -> AsyncIterator[None]:
+    """A module that leaves a session open is named: later ones count what the whole stack holds."""
     yield
-    if "stack" not in request.fixturenames:
-        return
-    async with Database(request.getfixturevalue("stack").postgres_dsn) as db:
-        rows = await db.fetch(
-            "SELECT session_id, state FROM sessions WHERE state NOT IN ('cancelling', 'cancelled', 'completed')"
-        )
-    assert not rows, [tuple(row) for row in rows]
+    for stack in RUNNING:
+        async with Database(stack.postgres_dsn) as db:
+            rows = await db.fetch(
+                "SELECT session_id, state FROM sessions WHERE state NOT IN ('cancelling', 'cancelled', 'completed')"
+            )
+        assert not rows, [tuple(row) for row in rows]

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
+import tenuto
 from openai import AsyncOpenAI
 
 from runtime.demo.stack import Stack
@@ -46,16 +47,21 @@ async def ai(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-@pytest_asyncio.fixture(autouse=True, loop_scope="session")
-async def nothing_is_left(stack: Stack, client: Any) -> AsyncIterator[None]:
+@pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="session")
+async def nothing_is_left(stack: Stack) -> AsyncIterator[None]:
     """Sessions behind responses live on for who comes back; here nobody does."""
     yield
+    await end_all(stack)
+
+
+async def end_all(stack: Stack) -> None:
     async with Database(stack.postgres_dsn) as db:
         rows = await db.fetch(
             "SELECT session_id FROM sessions WHERE metadata ? 'openai' AND state NOT IN ('cancelled', 'completed')"
         )
-    for row in rows:
-        await (await client.sessions.get(row["session_id"])).cancel()
+    async with tenuto.AsyncClient(stack.api_url, stack.api_key) as client:
+        for row in rows:
+            await (await client.sessions.get(row["session_id"])).cancel()
 
 
 def checked(response: Any) -> Any:
