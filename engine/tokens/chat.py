@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.errors import TemplateError
 from engine.modelfile import ChatTemplate, open_model
-from engine.tokens.formats import HERMES, CallFormat
+from engine.tokens.formats import HERMES, CallFormat, format_named
 from engine.tokens.grammar import Choice, Form, tool_grammar
 from engine.tokens.incremental import CallEnded, Delta, MessageParser, TextDelta
 from engine.tokens.scaffold import Scaffold, Template, learn
@@ -41,11 +41,14 @@ class ChatFormat:
     Immutable and thread-safe; `opening` may block ~100 ms the first time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str, bos: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str, bos: str = "", calls: CallFormat | None = None) -> None:
+        """`calls`: how calls are written, whatever the template says of it. Raises TemplateError where it cannot be
+        used, and where calls are given though it knows no tools."""
         self._tokenizer = tokenizer
         self.template = ChatTemplate(template, bos)
         self._template = Template(template, bos, self._eos_text())
-        self._scaffold: Scaffold = learn(self._template)
+        self.given_calls = calls
+        self._scaffold: Scaffold = learn(self._template, calls)
         self._opening_text = lru_cache(maxsize=256)(self._render_opening)
         self.calls: CallFormat = self._scaffold.calls or HERMES
         tokens = {mark: tokenizer.encode(mark, allow_special=True) for mark in self.calls.marks}
@@ -161,14 +164,15 @@ class ChatFormat:
         return value
 
 
-def load_chat_format(path: Path) -> tuple[Tokenizer, ChatFormat]:
-    """Tokenizer and chat format of a model, a file or a directory. Raises ModelFileError or TemplateError."""
+def load_chat_format(path: Path, calls: str = "auto") -> tuple[Tokenizer, ChatFormat]:
+    """Tokenizer and chat format of a model, a file or a directory. `calls`: the name of the format in which calls are
+    written; auto: as the template writes them. Raises ModelFileError or TemplateError."""
     with open_model(path) as model:
         template = model.chat_template()
         if template is None:
             raise TemplateError(f"{path} has no chat template; use an instruct model")
         tokenizer = model.tokenizer()
-    return tokenizer, ChatFormat(tokenizer, template.text, template.bos)
+    return tokenizer, ChatFormat(tokenizer, template.text, template.bos, format_named(calls))
 
 
 def _tojson(value: Any) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.errors import TemplateError
+
 
 @dataclass(frozen=True)
 class CallFormat:
@@ -86,3 +88,12 @@ CALL_ID = "tenuto000"
 MISTRAL = CallFormat("mistral", marker="[TOOL_CALLS]", lead=" [", separator=", ", end="]", more=f', "id": "{CALL_ID}"')
 MISTRAL_NAMED = CallFormat("mistral-named", marker="[TOOL_CALLS]", between="[ARGS]")
 FORMATS = (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED)
+
+
+def format_named(name: str) -> CallFormat | None:
+    """The format of this name; None for auto, which leaves it to the template. Raises TemplateError."""
+    found = next((kind for kind in FORMATS if kind.name == name), None)
+    if found is None and name != "auto":
+        known = ", ".join(kind.name for kind in FORMATS)
+        raise TemplateError(f"{name[:80]!r} is no format of calls; use auto, or one of {known}")
+    return found

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.constraint import Constraints
+from engine.errors import TemplateError
 from engine.tokens import (
     FORMATS,
     Call,
@@ -20,7 +21,7 @@ from engine.tokens import (
     publish_chat,
     read_chat,
 )
-from engine.tokens.formats import CALL_ID, LLAMA3, MISTRAL, MISTRAL_NAMED
+from engine.tokens.formats import CALL_ID, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED
 from engine.tokens.render import render
 from tests.engine.test_scaffold import BY_NAME, LISTED, ONE_CALL, WITH_IDS
 from tests.engine.tiny import write_tiny
@@ -127,6 +128,25 @@ def test_what_is_published_writes_calls_the_same(tmp_path: Path, kind: CallForma
     assert again.calls is kind
     assert again.assistant("", [ONE]) == chat.assistant("", [ONE])
     assert again.tool_grammar([LOOK], "auto") == chat.tool_grammar([LOOK], "auto")
+
+
+def test_a_format_that_is_given_holds_in_place_of_the_templates_own(tmp_path: Path) -> None:
+    path, tokenizer, learnt = chat_of(tmp_path, MISTRAL)
+    _, chat = load_chat_format(path, "hermes")
+    assert (learnt.calls, chat.calls) == (MISTRAL, HERMES)
+    assert chat.tool_results([ToolResult("1", "look", "x")]) == learnt.tool_results([ToolResult("1", "look", "x")])
+    published, same = publish_chat(tokenizer, chat), publish_chat(tokenizer, learnt)
+    assert published.digest != same.digest
+    assert read_chat(published)[1].calls is HERMES
+    assert read_chat(same)[1].calls is MISTRAL
+
+
+def test_a_format_that_is_none_or_has_no_tools_to_call_is_refused(tmp_path: Path) -> None:
+    path, _, _ = chat_of(tmp_path, MISTRAL)
+    with pytest.raises(TemplateError, match="'qwen' is no format of calls; use auto, or one of hermes, llama3"):
+        load_chat_format(path, "qwen")
+    with pytest.raises(TemplateError, match="knows no tools"):
+        load_chat_format(write_tiny(tmp_path / "plain.gguf"), "mistral")
 
 
 def test_every_format_is_tried_by_a_template() -> None:
