@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -22,12 +23,12 @@ from fastapi import FastAPI, Request
 
 from engine.tokens import FORMATS
 from runtime import delivery
-from runtime.agents import Origin
+from runtime.agents import AGENT, Origin
 from runtime.api import views
-from runtime.api.making import checked
+from runtime.api.making import checked, resolved
 from runtime.api.models import checked_model, ensure_it_fits, ensure_turn_works
 from runtime.api.sending import send
-from runtime.config import MessageIn, SessionConfig, SessionIn
+from runtime.config import MessageIn, SessionConfig, SessionIn, Wanted
 from runtime.errors import Conflict, InvalidRequest, NotFound
 from runtime.kept import as_kept
 from runtime.openai import Chain, Items, Telling, Tools, as_engine
@@ -41,6 +42,7 @@ HEARTBEAT_S: Final = 15.0
 SWEEP_EVERY_S: Final = 30.0
 KEPT_S: Final[Mapping[str, float]] = {"24h": 86_400.0, "in_memory": 3600.0, "in-memory": 3600.0}
 _PAGE = 500
+_AGENT = "agent:"  # before the name of one of ours, in place of a model's
 _ROUNDS = 1000
 
 
@@ -84,8 +86,9 @@ class _Place:
 
 async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, fork: bool = False) -> Row:
     """The turn, accepted: it is never lost. `fork`: it goes on beside what goes on from there already."""
-    served = await checked_model(db, asked.model)
-    model = served.name
+    origin, config = await _made_of(db, tenant, asked.model)
+    served = await checked_model(db, config.model if config is not None else asked.model)
+    model = served.name if origin is None else f"{_AGENT}{origin.agent}@{origin.version}"
     parent, before = await _behind(request.app, db, tenant, asked)
     lead, rest = opening(asked.items) if parent is None and not before else ([], asked.items)
     system = "\n\n".join(filter(None, [asked.instructions, *lead])) or None
@@ -136,6 +139,16 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
         return await accept(request, db, tenant, asked, fork=True)  # somebody else was there first
     _follow(request.app, row)
     return row
+
+
+async def _made_of(db: Database, tenant: str, model: str) -> tuple[Origin | None, Wanted | None]:
+    """The agent that is asked for in place of a model, and what it is made of. Raises InvalidRequest."""
+    if not model.startswith(_AGENT):
+        return None, None
+    if not re.fullmatch(AGENT, model.removeprefix(_AGENT)):
+        raise InvalidRequest(f"model: {model!r} names no agent; use {_AGENT}NAME or {_AGENT}NAME@3", param="model")
+    wanted, origin = await resolved(db, tenant, SessionIn(agent=model.removeprefix(_AGENT)))
+    return origin, wanted
 
 
 async def _behind(app: FastAPI, db: Database, tenant: str, asked: Asked) -> tuple[Row | None, Items]:
@@ -246,20 +259,22 @@ async def _answering(db: Database, parent: Row, items: Items) -> _Place:
 async def _new_session(
     request: Request, db: Database, tenant: str, model: str, system: str | None, asked: Asked
 ) -> str:
-    wanted = SessionIn.model_validate(
-        {
-            "model": model,
-            "system": system,
-            "tools": list(asked.tools.session),
-            "approvals": dict(asked.tools.approvals),
-            "context_policy": "drop_tool_output" if asked.drops_output else "fail",
-        }
+    said: dict[str, Any] = {
+        "system": system,
+        "tools": list(asked.tools.session),
+        "approvals": dict(asked.tools.approvals),
+        "context_policy": "drop_tool_output" if asked.drops_output else None,
+    }
+    agent = model.startswith(_AGENT)
+    given = {"agent": model.removeprefix(_AGENT)} if agent else {"model": model}
+    wanted, origin = await resolved(
+        db, tenant, SessionIn.model_validate({**given, **{name: value for name, value in said.items() if value}})
     )
     config = await checked(request, db, tenant, wanted)
     session_id = sessions.new_id("ses")
     domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
     kept = as_kept(request.app.state.sealer, tenant, config)
-    origin = Origin(metadata={"openai": str(asked.base.get("object", "response"))})
+    origin = replace(origin, metadata={**origin.metadata, "openai": str(asked.base.get("object", "response"))})
     await sessions.create(db, tenant, session_id, kept, secrets.randbelow(2**63), domain=domain, origin=origin)
     return session_id
 
