@@ -55,7 +55,7 @@ async def serve(settings: Settings) -> None:
         None if settings.sandbox == "auto" else settings.sandbox,
         pull=settings.sandbox_pull == "missing",
     )
-    tokenizer, chat = await asyncio.to_thread(load_chat_format, settings.model_path)
+    tokenizer, chat = await asyncio.to_thread(load_chat_format, settings.model_path, settings.call_format)
     async with (
         Database(settings.postgres_dsn_required) as db,
         EngineLink(settings.engine_address_required) as engine,

@@ -418,7 +418,7 @@ async def _telling(db: Database, app: FastAPI, row: Row) -> Telling:
     if row.base["_chat"] is not None:
         calls = (await app.state.chats.of(db, row.base["_chat"])).calls
     functions = [tool["name"] for tool in row.root["tools"] if isinstance(tool, dict) and tool.get("type") == "client"]
-    return Telling(dict(row.base), row.session_id, calls, functions, row.message_id)
+    return Telling(dict(row.base), row.session_id, calls, functions, row.message_id, bool(row.root["tools"]))
 
 
 async def _with_tokens(app: FastAPI, row: Row, event: dict[str, Any]) -> dict[str, Any]:

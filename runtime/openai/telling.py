@@ -45,6 +45,7 @@ class Telling:
     base: the response object, in progress
     functions: names of tools that run at the caller
     message_id: the message that the turn begins with; None: it begins with the results of calls
+    has_tools: whether there is anything to call
     """
 
     base: dict[str, Any]
@@ -52,6 +53,7 @@ class Telling:
     calls: CallFormat
     functions: Collection[str]
     message_id: str | None
+    has_tools: bool = True
     output: list[dict[str, Any]] = field(default_factory=list)
     kept: list[dict[str, Any]] = field(default_factory=list)  # the same, as conversations keep it
     counted: dict[str, int] = field(default_factory=lambda: dict(_NO_USAGE))
@@ -110,11 +112,16 @@ class Telling:
         """The response as it stands."""
         return self._response(self.status)
 
+    @property
+    def _callable(self) -> Collection[str] | None:
+        """What may be called at all: anything, or nothing."""
+        return None if self.has_tools and self.base.get("tool_choice") != "none" else ()
+
     # -- thinks -------------------------------------------------------------------------------------------------------
 
     def _start_think(self, step: int) -> None:
         if step != self._step:  # another attempt goes on where the last one stopped
-            self._step, self._parser = step, MessageParser(self.calls)
+            self._step, self._parser = step, MessageParser(self.calls, self._callable)
             self._call, self._logprobs, self._blank = {}, [], ""
 
     def _say(self, step: int, data: Mapping[str, Any]) -> None:

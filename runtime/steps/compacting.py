@@ -165,7 +165,7 @@ async def _summarised(s: Services, owner: Owner, attempt: Attempt, before: Branc
     room = context - length - len(question)
     tokens = [token for _, _, ids in before for token in ids]
     sampled, account = await _generate(s, owner, attempt, [*tokens[:room], *question], length)
-    summary = s.chat.parse_assistant(sampled).text.strip()
+    summary = s.chat.parse_assistant(sampled, tools=()).text.strip()
     if not summary:
         return Compacted(_size(before), (), 0, len(sampled), account)
     told = s.chat.user(TOLD.format(summary))
