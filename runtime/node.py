@@ -111,7 +111,7 @@ async def serve(settings: Settings) -> None:
 
 def _chat(settings: Settings) -> tuple[Tokenizer, ChatFormat]:
     """The model's own, or, for a model server, that of transcripts of bytes. Blocking."""
-    return byte_chat() if settings.external is not None else load_chat_format(settings.model_path)
+    return byte_chat() if settings.external is not None else load_chat_format(settings.model_path, settings.call_format)
 
 
 async def _register(s: Services, settings: Settings) -> None:

@@ -61,8 +61,8 @@ def check_model(settings: Settings) -> None:
             model.facts()
     except (OSError, OverflowError, MemoryError) as error:
         raise ModelFileError(f"{path} cannot be read as a model: {error}") from error
-    if settings.model not in {entry.name for entry in models()}:
-        load_chat_format(path)
+    if settings.call_format != "auto" or settings.model not in {entry.name for entry in models()}:
+        load_chat_format(path, settings.call_format)
 
 
 def check_sandbox(settings: Settings) -> None:

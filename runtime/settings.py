@@ -114,6 +114,7 @@ class Settings:
     nvme_kv_bytes: int = 4 * GIB
     kv_decisions: str | None = None
     draft_model: str | None = None
+    call_format: str = "auto"
     kv_compression: str = "off"
     kv_encryption: str = "off"
     speculation: str = "auto"
@@ -451,6 +452,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_KV_ENCRYPTION": Key("kv_encryption", _one_of("off", "on")),
     "TENUTO_SPECULATION": Key("speculation", _one_of("auto", "off")),
     "TENUTO_DRAFT_MODEL": Key("draft_model", _matching(r"/\S+", "the absolute path of a model")),
+    "TENUTO_CALL_FORMAT": Key("call_format", _one_of("auto", "hermes", "llama3", "mistral", "mistral-named")),
     "TENUTO_KV_DECISIONS": Key("kv_decisions", _matching(r"/\S+", "the absolute path of a file")),
     "TENUTO_SHARED_KV": Key(
         "shared_kv", _matching(r"/\S+|s3://[\w.-]+(/\S*)?", "an absolute directory, or s3://BUCKET/PREFIX")

@@ -35,6 +35,7 @@ WORDS: Final[Mapping[str, str]] = {
     "TENUTO_KV_ENCRYPTION": "of the tiers: off or on",
     "TENUTO_SPECULATION": "drafts that are verified where it pays: auto or off",
     "TENUTO_DRAFT_MODEL": "a smaller model of the same vocabulary, which drafts",
+    "TENUTO_CALL_FORMAT": "how the model writes calls: auto, hermes, llama3, mistral or mistral-named",
     "TENUTO_KV_DECISIONS": "a file for every decision about pages",
     "TENUTO_SHARED_KV": "a directory or s3://BUCKET/PREFIX that nodes share pages in",
     "TENUTO_SHARED_KV_BYTES": "its size",

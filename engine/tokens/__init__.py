@@ -8,7 +8,7 @@ from engine.tokens.grammar import MAX_PATTERN_CHARS, Form, check_grammar, tool_g
 from engine.tokens.incremental import ArgumentsDelta, CallEnded, CallStarted, MessageParser, TextDelta
 from engine.tokens.published import PublishedChat, publish_chat, read_chat
 from engine.tokens.stops import StopText
-from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec
+from engine.tokens.values import Call, Parsed, ToolResult, ToolSpec, exact_json
 from engine.tokens.vocabulary import StreamDecoder, Tokenizer, load_tokenizer
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "ToolSpec",
     "byte_chat",
     "check_grammar",
+    "exact_json",
     "load_chat_format",
     "load_tokenizer",
     "may_go_on",

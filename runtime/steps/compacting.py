@@ -174,7 +174,7 @@ async def _summarised(
     room = context - measured.of(length) - len(question)
     tokens = [token for _, _, ids in before for token in ids]
     sampled, account = await _generate(s, owner, attempt, [*tokens[:room], *question], length)
-    summary = s.chat.parse_assistant(sampled).text.strip()
+    summary = s.chat.parse_assistant(sampled, tools=()).text.strip()
     counted = account["usage"]["completion_tokens"] if "usage" in account else len(sampled)
     if not summary:
         return Compacted(_size(before), (), 0, counted, account)

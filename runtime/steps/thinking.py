@@ -146,7 +146,8 @@ def _last(s: Services, end: End, values: Opened, config: SessionConfig, is_whole
 
 
 def _read(s: Services, tools: Catalog, sampled: list[int], what: ThinkIn, config: SessionConfig) -> Reading:
-    parsed = s.chat.parse_assistant(sampled, config.sampling.stop)
+    callable_now = () if what.tool_choice == "none" else tools.names
+    parsed = s.chat.parse_assistant(sampled, config.sampling.stop, callable_now)
     ended = bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids
     if config.response_format is not None and config.response_format.type != "text" and not parsed.calls:
         return Reading("final" if parsed.complete else "incomplete", parsed.text)

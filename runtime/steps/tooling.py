@@ -51,12 +51,13 @@ async def run_tools(s: Services, what: StepIn, execution: str) -> Standing | Non
         answer = [ToolResult(f"call_{what.step_no}_0", "none", complaint)]
         return await complete_tools(s, owner, attempt, config, behind, answer, root, outcome="corrected")
     with contextlib.suppress(Held):
-        refused = await approved(s, owner, attempt, config, calls, behind.tokens)
+        refused, said = await approved(s, owner, attempt, config, calls, behind.tokens)
         refused |= {call.call_no: call.lost for call in calls if call.lost}
         async with (
             kv_pause(s, owner, attempt, config.kv.on_tool, _wait(tools, calls), behind.tokens),
             Step(s, owner, attempt, config, behind.tokens, tools, listings, values) as step,
         ):
+            step.said = said
             results, root = await run_calls(step, calls, root, refused)
             said = step.said
         return await complete_tools(s, owner, attempt, config, behind, results, root, outcome="settled", said=said)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.tokens import FORMATS
 from runtime.settings import GIB, KEYS, External, Machine, Settings, SettingsError, parse_size
 from sandbox import Volume
 
@@ -174,6 +175,7 @@ FULL = {
     "TENUTO_KV_ENCRYPTION": "on",
     "TENUTO_SPECULATION": "off",
     "TENUTO_DRAFT_MODEL": "/models/small.gguf",
+    "TENUTO_CALL_FORMAT": "mistral-named",
     "TENUTO_KV_DECISIONS": "/var/log/kv.jsonl",
     "TENUTO_SHARED_KV": "s3://bucket/prefix",
     "TENUTO_SHARED_KV_BYTES": "3GiB",
@@ -235,6 +237,7 @@ def test_an_unknown_key_fails_by_name_with_the_nearest_known_one(key: str, hint:
         ("TENUTO_KV_DECISIONS", "here.jsonl"),
         ("TENUTO_DRAFT_MODEL", "small.gguf"),
         ("TENUTO_SPECULATION", "ratio"),
+        ("TENUTO_CALL_FORMAT", "qwen"),
         ("TENUTO_SHARED_KV", "relative/place"),
         ("TENUTO_SHARED_KV", "s3://"),
         ("TENUTO_TEMPORAL_ADDRESS", "localhost"),
@@ -266,3 +269,8 @@ def test_a_secret_is_shown_neither_in_an_error_nor_in_a_log(key: str, text: str)
     assert text not in str(caught.value)
     shown = repr(load(TENUTO_API_KEY="tk_secret", TENUTO_POSTGRES_DSN="postgresql://u:secret@h/d"))
     assert "secret" not in shown
+
+
+def test_every_format_of_calls_can_be_named():
+    for kind in FORMATS:
+        assert Settings.load({"HOME": "/tmp", "TENUTO_CALL_FORMAT": kind.name}).call_format == kind.name
