@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from engine.external.__main__ import card_of
@@ -18,6 +19,7 @@ from runtime.engines import EngineLink
 from runtime.node import serving
 from runtime.steps.recent import Recent
 from runtime.store import chats, fleet
+from tests.console.conftest import Operator
 from tests.engine.external.scripted import DONE, HEAD, PATIENT, Scripted, event, refusal, says, scripted, used
 from tests.runtime.api.house import House, _beating
 from tests.runtime.api.test_between_steps import command, since, told, turn, until
@@ -218,3 +220,25 @@ async def test_a_model_may_have_a_slash_in_its_name_and_says_what_it_is(house):
         found = (await house.client.get("/v1/models/org/m")).json()
         assert (found["id"], found["kv"], found["exact"], found["server"]) == ("org/m", "external", False, "tenuto")
         assert (await house.client.get("/v1/models/org/n")).status_code == 404
+
+
+async def test_whoever_looks_at_such_a_node_sees_what_is_external(house):
+    async with beside(house, HELLO):
+        session = await house.session(model="org/m")
+        await turn(house, session, "Hi")
+        listed = (await house.client.get("/v1/admin/sessions", params={"tier": "external"})).json()["data"]
+        assert [one["id"] for one in listed] == [session]
+        reports = (await house.client.get("/v1/admin/doctor", params={"node": "x"})).json()["data"]
+        assert {one["notes"][0].partition(":")[0] for one in reports} == {"external"}
+        (engine,) = [one for one in (await house.client.get("/v1/admin/engines")).json()["data"] if one["id"] == "x"]
+        assert (engine["card"]["kv"], engine["stats"]["external"]["requests"]) == ("external", 1)
+        metrics = (await house.client.get("/v1/admin/metrics")).text
+        assert 'tenuto_engine_seconds_count{node="x",name="first_token"} 1' in metrics
+        transport = httpx.ASGITransport(house.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
+            operator = Operator(http)
+            await operator.log_in()
+            for path in ("/", "/kv", "/nodes", "/usage", "/sessions?tier=external"):
+                await operator.page(path)
+            assert "external" in await operator.page(f"/sessions/default/{session}")
+        await ended(house, session)
