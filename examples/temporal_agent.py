@@ -4,7 +4,7 @@ import asyncio
 import os
 from datetime import timedelta
 
-from agents import Agent, ModelSettings, OpenAIProvider, Runner
+from agents import Agent, ModelSettings, OpenAIProvider, Runner, set_tracing_disabled
 from openai import AsyncOpenAI
 from temporalio import workflow
 from temporalio.client import Client
@@ -16,11 +16,12 @@ from temporalio.worker import Worker
 class Keeper:
     @workflow.run
     async def run(self, model: str) -> str:
-        keeper = Agent(name="keeper", model=model, model_settings=ModelSettings(temperature=0, max_tokens=20))
+        keeper = Agent(name="keeper", model=model, model_settings=ModelSettings(temperature=0, max_tokens=200))
         return str((await Runner.run(keeper, "Say hello.")).final_output)
 
 
 async def main() -> None:
+    set_tracing_disabled(True)
     async with AsyncOpenAI(max_retries=0) as openai:  # Temporal tries again
         plugin = OpenAIAgentsPlugin(
             model_params=ModelActivityParameters(start_to_close_timeout=timedelta(minutes=2)),

@@ -53,6 +53,8 @@ def check_model(settings: Settings) -> None:
 
     The template of a catalogue model is known by the file's hash, so for those the header and tensor table suffice.
     """
+    if settings.external is not None:  # the engine process asks the server, and waits for one that is away
+        return
     path = settings.model_path
     try:
         with open_model(path) as model:

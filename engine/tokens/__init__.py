@@ -1,6 +1,7 @@
 """Text and token ids: tokenizer, chat format, tool grammars. Loads no torch."""
 
 from engine.errors import ToolSchemaError
+from engine.tokens.bytewise import byte_chat, may_go_on
 from engine.tokens.chat import ChatFormat, load_chat_format
 from engine.tokens.formats import FORMATS, CallFormat
 from engine.tokens.grammar import MAX_PATTERN_CHARS, Form, check_grammar, tool_grammar
@@ -30,10 +31,12 @@ __all__ = [
     "ToolResult",
     "ToolSchemaError",
     "ToolSpec",
+    "byte_chat",
     "check_grammar",
     "exact_json",
     "load_chat_format",
     "load_tokenizer",
+    "may_go_on",
     "publish_chat",
     "read_chat",
     "tool_grammar",

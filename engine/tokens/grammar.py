@@ -35,14 +35,16 @@ Choice = str | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Form:
-    """What an answer must be: rules of the grammar that define `answer`. Made by `json` or `regex`."""
+    """What an answer must be: rules of the grammar that define `answer`. Made by `json` or `regex`; `schema` says the
+    same of what `json` made."""
 
     rules: str
+    schema: Mapping[str, Any] | None = None
 
     @classmethod
     def json(cls, schema: Mapping[str, Any]) -> Form:
         """Raises ToolSchemaError for a schema that is impossible, too large or not local."""
-        return cls(f"answer: %json {_schema_text(schema, _ANSWER)}\n")
+        return cls(f"answer: %json {_schema_text(schema, _ANSWER)}\n", dict(schema))
 
     @classmethod
     def regex(cls, pattern: str) -> Form:

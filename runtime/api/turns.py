@@ -15,10 +15,11 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import asyncpg
 from fastapi import FastAPI, Request
 
 from engine.tokens import FORMATS
@@ -32,9 +33,10 @@ from runtime.config import MessageIn, SessionConfig, SessionIn, Wanted
 from runtime.errors import Conflict, InvalidRequest, NotFound
 from runtime.kept import as_kept
 from runtime.openai import Chain, Items, Telling, Tools, as_engine
-from runtime.openai.items import opening
+from runtime.openai.items import UNREAD, opening
 from runtime.store import Database, branches, domains, events, questions, responses, sessions
 from runtime.store.responses import Row
+from workflows.states import TERMINAL, State
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +77,21 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a turn begins. `items`: what its session has not been told; `answers`: of these, results that it waits for,
-    by the number of the call."""
+    """Where a turn begins. `items`: what its session has not been told; `answers`: to the questions that it waits for.
+
+    held: calls of the parent's last message that waited for approval, or with those that did, by number
+    """
 
     session_id: str
     parent: Row | None
     items: Items
-    answers: Mapping[int, str]
+    answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the turn needs no message: it is what follows the answers."""
+        return bool(self.answers or self.held)
 
 
 async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, fork: bool = False) -> Row:
@@ -103,8 +113,9 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
     response_id = f"resp_{secrets.token_hex(16)}"
     place = await _in_place(db, parent, root, rest, fork) if parent is not None else None
     if place is None:
+        _ensure_no_approval(conversation)
         session_id = await _new_session(request, db, tenant, model, system, asked)
-        place = _Place(session_id, parent, conversation, {})
+        place = _Place(session_id, parent, conversation)
     row = Row(
         response_id=response_id,
         tenant_id=tenant,
@@ -130,7 +141,8 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
         digest=None,
         stored=asked.stored,
     )
-    row = replace(row, base={**row.base, "runtime": {"session": place.session_id}})
+    held = {"_held": place.held, "_held_step": parent.end_step if parent is not None else None} if place.held else {}
+    row = replace(row, base={**row.base, **held, "runtime": {"session": place.session_id}})
     try:
         row = await _say(request, db, row, place, asked)
     except Conflict:
@@ -217,43 +229,119 @@ async def _in_place(db: Database, parent: Row, root: Mapping[str, Any], items: I
     if parent.root != dict(root) or parent.response is None or parent.end_step is None:
         return None
     row = await db.fetchrow("SELECT state, ending FROM sessions WHERE session_id = $1", parent.session_id)
-    if row is None or row["ending"] or row["state"] not in ("idle", "waiting", "failed"):
+    if row is None or row["ending"] or row["state"] in (*TERMINAL, State.CANCELLING):
         return None
-    head = not fork and await responses.is_head(db, parent)
-    if head and row["state"] == "waiting":
-        return await _answering(db, parent, items)
-    if head and row["state"] == "idle":
-        return _Place(parent.session_id, parent, items, {})
-    if any(item["type"] == "function_call_output" for item in items):
-        return None  # the calls are another session's
+    kept = parent.kept or []
+    asked = [item["id"] for item in kept if item["type"] == "mcp_approval_request"]
+    done = parent.response["status"] in ("completed", "incomplete")
+    if not fork and await responses.is_head(db, parent):
+        if asked:
+            return await _approving(db, parent, asked, items, row["state"])
+        if row["state"] == State.WAITING and (_unanswered(kept) or not done):
+            return await _answering(db, parent, items)
+        if row["state"] == State.IDLE and not (done and await responses.is_behind(db, parent)):
+            return _Place(parent.session_id, parent, items)
+    if asked or not done or _unanswered(kept) or any(item["type"] == "function_call_output" for item in items):
+        return None  # its calls are that session's
+    _ensure_no_approval(items)
     child = sessions.new_id("ses")
     with contextlib.suppress(InvalidRequest, Conflict):
         await branches.fork(db, parent.tenant_id, parent.session_id, child, parent.end_step, None)
-        return _Place(child, parent, items, {})
+        return _Place(child, parent, items)
     return None
+
+
+def _unanswered(items: Items) -> set[str]:
+    outputs = {item["call_id"] for item in items if item["type"] == "function_call_output"}
+    return {item["call_id"] for item in items if item["type"] == "function_call"} - outputs
+
+
+def _ensure_no_approval(items: Items) -> None:
+    """Raises InvalidRequest where an approval is given that nothing waits for. One of the past is of no matter."""
+    for item in reversed(items):
+        if item["type"] == "function_call" or item.get("role") == "assistant":
+            return
+        if item["type"] == "mcp_approval_response":
+            raise InvalidRequest(
+                f"input: the approval request {item['approval_request_id']!r} waits for no answer here",
+                param="input",
+                code="invalid_value",
+            )
+
+
+async def _approving(db: Database, parent: Row, asked: list[str], items: Items, state: str) -> _Place:
+    """Answers to what was asked, or what follows where somebody else gave them. Raises InvalidRequest where one is
+    missing, or comes too late."""
+    given = {item["approval_request_id"]: item for item in items if item["type"] == "mcp_approval_response"}
+    rows = await db.fetch(
+        "SELECT question_id, call_no, state, about, answer FROM questions WHERE session_id = $1"
+        " AND question_id = ANY($2::text[]) ORDER BY call_no",
+        parent.session_id,
+        asked,
+    )
+    answers, gave = {}, bool(given)
+    for row in rows:
+        question_id, one = row["question_id"], given.pop(row["question_id"], None)
+        decision = None if one is None else "approve" if one["approve"] else "decline"
+        if row["state"] == "open" and one is not None:
+            reason = {"reason": one["reason"]} if one["reason"] and decision == "decline" else {}
+            answers[question_id] = {"decision": decision, **reason}
+        elif row["state"] == "open":
+            raise _refused(f"No approval response found for approval request {question_id}.")
+        elif decision is not None and decision != (row["answer"] or {}).get("decision"):
+            raise _refused(f"the approval request {question_id!r} is {row['state']} already; that holds")
+    if given:
+        raise _refused(f"no approval request {next(iter(given))!r} waits for an answer")
+    rest = [item for item in items if item["type"] not in UNREAD]
+    if not answers and not gave:
+        if state != State.IDLE:
+            raise Conflict(f"the session {parent.session_id} goes on with what was approved; wait", code="session_busy")
+        return _Place(parent.session_id, parent, rest)
+    return _Place(parent.session_id, parent, rest, answers, await _held(db, parent, rows))
+
+
+async def _held(db: Database, parent: Row, rows: Sequence[asyncpg.Record]) -> dict[str, dict[str, Any]]:
+    output = await db.fetchrow(
+        "SELECT output -> 'calls' AS calls FROM steps WHERE session_id = $1 AND step_no = $2",
+        parent.session_id,
+        parent.end_step,
+    )
+    calls = (output["calls"] if output else None) or []
+    held: dict[str, dict[str, Any]] = {
+        str(number): {"name": call["name"], "arguments": json.dumps(call.get("arguments") or {})}
+        for number, call in enumerate(calls)
+    }
+    for row in rows:
+        arguments = json.dumps(row["about"].get("arguments", {}))
+        about = {"name": row["about"]["name"], "arguments": arguments, "question": row["question_id"]}
+        held[str(row["call_no"])] = about
+    return held
 
 
 async def _answering(db: Database, parent: Row, items: Items) -> _Place:
     """Results of the calls that the session waits for. Raises InvalidRequest where one is missing."""
     open_ones = await db.fetch(
-        "SELECT call_no, kind FROM questions WHERE session_id = $1 AND state = 'open'", parent.session_id
+        "SELECT question_id, call_no, kind FROM questions WHERE session_id = $1 AND state = 'open' ORDER BY call_no",
+        parent.session_id,
     )
-    given = {
-        item["call_id"].rpartition("_")[2]: item["output"] for item in items if item["type"] == "function_call_output"
-    }
+    outputs = {item["call_id"]: item["output"] for item in items if item["type"] == "function_call_output"}
+    answers = {}
     for question in open_ones:
         if question["kind"] != "client_tool":
-            raise InvalidRequest(
-                f"input: the session waits for an answer about {question['kind'].replace('_', ' ')}; give it at"
-                " /v1/approvals",
-                param="input",
-            )
-        if str(question["call_no"]) not in given:
-            call = f"call_{parent.session_id.removeprefix('ses_')}_{parent.end_step}_{question['call_no']}"
-            raise InvalidRequest(f"input: No tool output found for function call {call}.", param="input")
-    answers = {int(number): output for number, output in given.items()}
-    rest = [item for item in items if item["type"] not in ("function_call_output", "reasoning")]
+            about = question["kind"].replace("_", " ")
+            raise _refused(f"the session waits for an answer about {about}; give it at /v1/approvals")
+        call = f"call_{parent.session_id.removeprefix('ses_')}_{parent.end_step}_{question['call_no']}"
+        if call not in outputs:
+            raise _refused(f"No tool output found for function call {call}.")
+        answers[question["question_id"]] = {"decision": "result", "output": outputs.pop(call)}
+    if outputs:
+        raise _refused(f"no function call waits with the call_id {next(iter(outputs))!r}")
+    rest = [item for item in items if item["type"] not in ("function_call_output", *UNREAD)]
     return _Place(parent.session_id, parent, rest, answers)
+
+
+def _refused(message: str) -> InvalidRequest:
+    return InvalidRequest(f"input: {message}", param="input", code="invalid_value")
 
 
 async def _new_session(
@@ -289,8 +377,9 @@ async def _say(request: Request, db: Database, row: Row, place: _Place, asked: A
         "max_tool_rounds": _ROUNDS if asked.most_calls is None else asked.most_calls,
         "options": dict(asked.turn),
     }
-    row = replace(row, from_pos=session["next_pos"] - 1)
-    message = _message(place.items, options) if place.items or not place.answers else None
+    begins = place.parent.end_pos if place.goes_on and place.parent is not None else None
+    row = replace(row, from_pos=session["next_pos"] - 1 if begins is None else begins)
+    message = _message(place.items, options) if place.items or not place.goes_on else None
     if message is not None:
         try:
             message.check_against(config)
@@ -317,11 +406,13 @@ async def _deliver(
     if place.answers:
         bare = MessageIn(content="x", **options).kept
         said = {"rest": True} if message is not None else {"options": bare}
-        for command_id in await _give(db, row.tenant_id, place, said):
-            send(request, delivery.command(temporal, place.session_id, command_id, "answer"))
+        given = {question_id: {**one, "said": dict(said)} for question_id, one in place.answers.items()}
+        for command_id in await questions.answer_all(db, row.tenant_id, given):
+            if command_id is not None:
+                send(request, delivery.command(temporal, place.session_id, command_id, "answer"))
     if message is not None and row.message_id is not None:
         accepted = (message.text or "(a conversation)", message.kept)
-        on_busy = "enqueue" if place.answers else "reject"
+        on_busy = "enqueue" if place.goes_on else "reject"
         to = (row.tenant_id, place.session_id, row.message_id)
         await sessions.accept_message(db, *to, *accepted, on_busy=on_busy)
         send(request, delivery.deliver(temporal, place.session_id, row.message_id))
@@ -334,19 +425,6 @@ def _message(items: Items, options: Mapping[str, Any]) -> MessageIn:
     if len(made) == 1 and made[0]["type"] == "said" and made[0]["role"] == "user" and made[0]["text"]:
         return MessageIn.model_validate({**options, "content": made[0]["text"]})
     return MessageIn.model_validate({**options, "items": made})
-
-
-async def _give(db: Database, tenant: str, place: _Place, said: Mapping[str, Any]) -> list[str]:
-    rows = await db.fetch(
-        "SELECT question_id, call_no FROM questions WHERE session_id = $1 AND state = 'open' ORDER BY call_no",
-        place.session_id,
-    )
-    made = []
-    for row in rows:
-        given = {"decision": "result", "output": place.answers[row["call_no"]], "said": dict(said)}
-        if (command := await questions.answer(db, tenant, row["question_id"], given)) is not None:
-            made.append(command)
-    return made
 
 
 # -- what it tells ----------------------------------------------------------------------------------------------------
@@ -418,7 +496,17 @@ async def _telling(db: Database, app: FastAPI, row: Row) -> Telling:
     if row.base["_chat"] is not None:
         calls = (await app.state.chats.of(db, row.base["_chat"])).calls
     functions = [tool["name"] for tool in row.root["tools"] if isinstance(tool, dict) and tool.get("type") == "client"]
-    return Telling(dict(row.base), row.session_id, calls, functions, row.message_id, bool(row.root["tools"]))
+    return Telling(
+        dict(row.base),
+        row.session_id,
+        calls,
+        functions,
+        row.message_id,
+        has_tools=bool(row.root["tools"]) or row.root["model"].startswith(_AGENT),
+        asks=row.root.get("approvals", ()),
+        held={int(number): about for number, about in row.base.get("_held", {}).items()},
+        held_step=row.base.get("_held_step") or 0,
+    )
 
 
 async def _with_tokens(app: FastAPI, row: Row, event: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Conversations as OpenAI's clients write them, as this house keeps them, and as a session takes them.
 
-An item is kept as a message (`role`, `text`), a `function_call`, a `function_call_output`, or a `reasoning` item, which
-is passed through and read by nobody. Two conversations are the same one as far as their chains of digests agree.
+An item is kept as a message (`role`, `text`), a `function_call`, a `function_call_output`, what was asked and answered
+of an approval, or a `reasoning` item, which is passed through and read by nobody. Two conversations are the same one as
+far as their chains of digests agree.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import InvalidRequest
+from runtime.openai.tools import OURS, called_name
 
 Items = list[dict[str, Any]]
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "refusal")
+UNREAD = ("reasoning", "mcp_approval_request", "mcp_approval_response")  # by a model
 MAX_ITEMS = 5000
 
 
@@ -46,33 +49,68 @@ def _item(item: Any, at: str) -> Items:
             raise _bad(f"{at}.role", f"{role!r} is none of {', '.join(_ROLES)}")
         return [{"type": "message", "role": role, "text": _text(item.get("content"), f"{at}.content")}]
     if kind == "function_call":
-        call_id, name = _word(item, "call_id", at), _word(item, "name", at)
-        return [_call(call_id, name, item.get("arguments", "{}"), at)]
+        return [_call(_word(item, "call_id", at), _word(item, "name", at), _arguments(item, at))]
     if kind == "function_call_output":
         return [_output(_word(item, "call_id", at), _text(item.get("output"), f"{at}.output"))]
     if kind == "mcp_call":  # what a session ran itself, sent back as it was told
         call_id = _word(item, "id", at)
-        called = _call(call_id, _word(item, "name", at), item.get("arguments", "{}"), at)
-        return [called, _output(call_id, str(item.get("output") or item.get("error") or ""))]
+        name = called_name(str(item.get("server_label") or OURS), _word(item, "name", at))
+        called = _call(call_id, name, _arguments(item, at))
+        return [called, _output(call_id, _ran(item, at))]
     if kind == "reasoning":
         return [dict(item)]
-    if kind in ("mcp_list_tools", "mcp_approval_request"):
+    if kind == "mcp_approval_request":
+        names = ("id", "name", "server_label")
+        about = {name: _word(item, name, at) for name in names}
+        return [{"type": kind, **about, "arguments": _arguments(item, at)}]
+    if kind == "mcp_approval_response":
+        return [_approval(item, at)]
+    if kind == "mcp_list_tools":
         return []
     raise _bad(f"{at}.type", f"items of type {kind!r} are not taken; use message, function_call, function_call_output")
 
 
-def _call(call_id: str, name: str, arguments: Any, at: str) -> dict[str, Any]:
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
+
+
+def _arguments(item: Mapping[str, Any], at: str) -> str:
+    given = item.get("arguments", "{}")
+    written = (given if isinstance(given, str) else json.dumps(given)) or "{}"
     try:
-        if not isinstance(json.loads(written or "{}"), dict):
+        if not isinstance(json.loads(written, parse_constant=_no_number), dict):
             raise ValueError
     except (ValueError, RecursionError):
         raise _bad(f"{at}.arguments", "give the JSON text of an object") from None
-    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": written or "{}"}
+    return written
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _output(call_id: str, text: str) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+def _ran(item: Mapping[str, Any], at: str) -> str:
+    """What a call of ours gave, as it was told."""
+    output, error = item.get("output"), item.get("error")
+    if isinstance(error, Mapping):
+        error = _text(error.get("content"), f"{at}.error.content")
+    if not all(isinstance(one, str | None) for one in (output, error)):
+        raise _bad(f"{at}.output", "give a text")
+    return output or error or ""
+
+
+def _approval(item: Mapping[str, Any], at: str) -> dict[str, Any]:
+    approve, reason = item.get("approve"), item.get("reason")
+    if not isinstance(approve, bool):
+        raise _bad(f"{at}.approve", "say true or false")
+    if reason is not None and not (isinstance(reason, str) and len(reason) <= 2000):
+        raise _bad(f"{at}.reason", "give a text of at most 2000 characters")
+    about = {"approval_request_id": _word(item, "approval_request_id", at), "approve": approve}
+    return {"type": "mcp_approval_response", **about, "reason": reason}
 
 
 def _word(item: Mapping[str, Any], name: str, at: str) -> str:
@@ -132,6 +170,10 @@ def _said(item: Mapping[str, Any]) -> Any:
         return ["call", item["name"], json.loads(item["arguments"])]
     if item["type"] == "function_call_output":
         return ["output", item["output"]]
+    if item["type"] == "mcp_approval_request":
+        return ["asks", item["id"]]
+    if item["type"] == "mcp_approval_response":
+        return ["approves", item["approval_request_id"], item["approve"]]
     return ["message", "system" if item["role"] == "developer" else item["role"], item["text"]]
 
 
@@ -157,7 +199,7 @@ def as_engine(items: Items) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for item in items:
         kind = item["type"]
-        if kind == "reasoning":
+        if kind in UNREAD:
             continue
         if kind == "function_call":
             names[item["call_id"]] = open_calls[item["call_id"]] = item["name"]

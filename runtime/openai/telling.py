@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.tokens import ArgumentsDelta, CallEnded, CallFormat, CallStarted, MessageParser, TextDelta
-from runtime.openai.tools import OURS
+from engine.tokens import ArgumentsDelta, Call, CallEnded, CallFormat, CallStarted, MessageParser, TextDelta
+from runtime.openai.tools import called_name, server_of
 
 Told = dict[str, Any]
 _ENDS = ("session.idle", "session.waiting", "session.failed", "session.cancelling", "session.cancelled")
@@ -44,8 +44,12 @@ class Telling:
 
     base: the response object, in progress
     functions: names of tools that run at the caller
-    message_id: the message that the turn begins with; None: it begins with the results of calls
     has_tools: whether there is anything to call
+    message_id: the message that the turn begins with; None: it begins with the answers to calls
+    asks: names of tools whose calls wait for approval, `label__*` for a server's. With any, calls are told once it is
+    known that they run, since the same message may hold one that waits
+    held: calls of the message before that wait for approval, or for the approval of others, by number: `name`,
+    `arguments`, and the `question` that was asked. `held_step` is their message's
     """
 
     base: dict[str, Any]
@@ -54,6 +58,9 @@ class Telling:
     functions: Collection[str]
     message_id: str | None
     has_tools: bool = True
+    asks: Collection[str] = ()
+    held: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    held_step: int = 0
     output: list[dict[str, Any]] = field(default_factory=list)
     kept: list[dict[str, Any]] = field(default_factory=list)  # the same, as conversations keep it
     counted: dict[str, int] = field(default_factory=lambda: dict(_NO_USAGE))
@@ -100,8 +107,12 @@ class Telling:
             self._end_think(data.get("outcome", ""))
         elif kind == "step.completed" and "kv" in data:
             self._count(event["step"], data)
-        elif kind == "tool.settled":
-            self._settle(data)
+        elif kind in ("tool.started", "tool.settled"):
+            self._open_held(data)
+            if kind == "tool.settled":
+                self._settle(data)
+        elif kind == "tool.client_required":
+            self._hand_over(data)
         elif kind == "tool.approval_required":
             self._ask(data)
         elif kind in _ENDS or kind in ("session.interrupted", "session.paused"):
@@ -138,9 +149,11 @@ class Telling:
         elif isinstance(delta, CallStarted):
             self._blank = ""
             self._end_text("completed")
-            self._call[delta.index] = self._begin_call(delta.index, delta.name)
+            if not self._is_held(delta.name):
+                self._call[delta.index] = self._begin_call(delta.index, delta.name)
         elif isinstance(delta, ArgumentsDelta):
-            opened = self._call[delta.index]
+            if (opened := self._call.get(delta.index)) is None:
+                return
             opened.item["arguments"] += delta.text
             self._tell(f"{_events(opened)}_arguments.delta", **_place(opened), delta=delta.text)
         else:
@@ -180,20 +193,31 @@ class Telling:
         self.kept.append({"type": "message", "role": "assistant", "text": part["text"], "id": opened.item["id"]})
         self._close(opened, status)
 
-    def _begin_call(self, index: int, name: str) -> _Open:
-        call_id = f"call_{self.session_id.removeprefix('ses_')}_{self._step}_{index}"
+    def _is_held(self, name: str) -> bool:
+        """Whether a call is told only once it is known that it runs."""
+        return bool(self.asks) and (name in self.functions or self._asks_for(name))
+
+    def _asks_for(self, name: str) -> bool:
+        return name in self.asks or f"{name.partition('__')[0]}__*" in self.asks
+
+    def _begin_call(self, index: int, name: str, question: str | None = None) -> _Open:
         if name in self.functions:
+            call_id = f"call_{self.session_id.removeprefix('ses_')}_{self._step or self.held_step}_{index}"
             item = {"id": self._id("fc"), "type": "function_call", "status": "in_progress", "call_id": call_id}
             return self._add({**item, "name": name, "arguments": ""})
-        item = {"id": self._id("mcp"), "type": "mcp_call", "status": "in_progress", "server_label": OURS}
-        opened = self._add({**item, "name": name, "arguments": "", "output": None, "error": None})
+        label, name = server_of(name)
+        item = {"id": self._id("mcp"), "type": "mcp_call", "status": "in_progress", "server_label": label}
+        asked = {"approval_request_id": question} if question else {}
+        opened = self._add({**item, **asked, "name": name, "arguments": "", "output": None, "error": None})
         self._tell("response.mcp_call.in_progress", **_place(opened))
         return opened
 
     def _end_call(self, delta: CallEnded) -> None:
         opened = self._call.get(delta.index)
-        if opened is None:
-            return
+        if opened is not None:
+            self._close_call(opened, delta)
+
+    def _close_call(self, opened: _Open, delta: CallEnded) -> None:
         about = {"name": opened.item["name"]} if opened.item["type"] == "function_call" else {}
         arguments = opened.item["arguments"]
         self._tell(f"{_events(opened)}_arguments.done", **_place(opened), arguments=arguments, **about)
@@ -234,22 +258,47 @@ class Telling:
             error = f"{data.get('reason')} {data.get('code') if data.get('code') is not None else ''}".strip()
             self._end_inside(opened, text, error if failed else None)
 
+    def _open_held(self, data: Mapping[str, Any]) -> None:
+        """A call that was held runs now, or will not run."""
+        number = data.get("call", -1)
+        if self._step or number in self._inside or number not in self.held:
+            return
+        known = self.held[number]
+        if known["name"] not in self.functions:
+            self._inside[number] = self._tell_call(number, known["name"], known["arguments"], known.get("question"))
+
+    def _hand_over(self, data: Mapping[str, Any]) -> None:
+        """A call that the caller is to run, where it was not told while it was written."""
+        if self.asks:
+            number, arguments = data["call"], json.dumps(data.get("arguments", {}))
+            opened = self._tell_call(number, data["name"], arguments)
+            self._close_call(opened, CallEnded(number, Call(data["name"], data.get("arguments", {}), arguments)))
+
+    def _tell_call(self, number: int, name: str, arguments: str, question: str | None = None) -> _Open:
+        opened = self._begin_call(number, name, question)
+        opened.item["arguments"] = arguments
+        self._tell(f"{_events(opened)}_arguments.delta", **_place(opened), delta=arguments)
+        if opened.item["type"] == "mcp_call":
+            self._tell("response.mcp_call_arguments.done", **_place(opened), arguments=arguments)
+        return opened
+
     def _end_inside(self, opened: _Open, output: str | None, error: str | None) -> None:
         content = [{"type": "text", "text": error}]
         opened.item |= {"output": output}
         opened.item["error"] = {"type": "mcp_tool_execution_error", "content": content} if error else None
         self._tell(f"response.mcp_call.{'failed' if error else 'completed'}", **_place(opened))
-        about = {name: opened.item[name] for name in ("name", "arguments")}
-        call_id = opened.item["id"]
-        self.kept.append({"type": "function_call", "call_id": call_id, **about})
+        call_id, arguments = opened.item["id"], opened.item["arguments"]
+        name = called_name(opened.item["server_label"], opened.item["name"])
+        self.kept.append({"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments})
         said = output or error or ""
         self.kept.append({"type": "function_call_output", "call_id": call_id, "output": said})
         self._close(opened, "failed" if error else "completed")
 
     def _ask(self, data: Mapping[str, Any]) -> None:
-
-        about = {"name": data["name"], "arguments": json.dumps(data.get("arguments", {})), "server_label": OURS}
+        label, name = server_of(data["name"])
+        about = {"name": name, "arguments": json.dumps(data.get("arguments", {})), "server_label": label}
         opened = self._add({"id": data["question_id"], "type": "mcp_approval_request", **about})
+        self.kept.append(dict(opened.item))
         self._tell("response.output_item.done", output_index=opened.at, item=dict(opened.item))
 
     def _rest(self, kind: str, data: Mapping[str, Any]) -> None:
@@ -259,9 +308,12 @@ class Telling:
             return
         if self._parser is not None or self._text is not None:
             self._end_think(self._outcome)
-        if kind != "session.waiting":
-            for opened in self._inside.values():
+        for opened in self._inside.values():
+            if kind == "session.waiting":  # they run once others are approved, and are told then
+                self._close(opened, "incomplete")
+            else:
                 self._end_inside(opened, None, "it did not end")
+        self._inside.clear()
         if kind == "session.failed":
             return self._finish("failed", error={"code": "server_error", "message": str(data.get("message", ""))})
         if kind == "session.waiting" and data.get("waiting_for") == "budget":
@@ -290,7 +342,8 @@ class Telling:
         return {**shown, "status": status, "output": [dict(item) for item in self.output], "usage": usage}
 
     def _id(self, kind: str) -> str:
-        return f"{kind}_{self.session_id.removeprefix('ses_')}_{self._step}_{len(self.output)}"
+        step = self._step or f"{self.held_step}_held"
+        return f"{kind}_{self.session_id.removeprefix('ses_')}_{step}_{len(self.output)}"
 
     def _add(self, item: dict[str, Any]) -> _Open:
         opened = _Open(len(self.output), item)

@@ -12,6 +12,17 @@ from sandbox import TOOLS
 OURS = "tenuto"  # the server_label of the sandbox's own tools
 
 
+def called_name(server_label: str, name: str) -> str:
+    """What the model calls a tool of a server."""
+    return name if server_label == OURS else f"{server_label}__{name}"
+
+
+def server_of(called: str) -> tuple[str, str]:
+    """The inverse: the server's label, and the tool's name there."""
+    label, found, name = called.partition("__")
+    return (label, name) if found else (OURS, called)
+
+
 @dataclass(frozen=True)
 class Tools:
     """`session`: as a session declares them; `approvals`: calls that wait for a person; `functions`: names of those

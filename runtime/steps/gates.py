@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine import EngineError, EngineGone
 from runtime.config import SessionConfig
@@ -19,18 +19,28 @@ class Held(Exception):
     """The session waits; the step goes on when what it waits for is there."""
 
 
+class Approved(NamedTuple):
+    """`refused`: why calls may not run, by number; one that is not in it may. `said`: what came with the answers, as
+    with the results of calls that ran at the caller."""
+
+    refused: dict[int, str]
+    said: Mapping[str, Any]
+
+
 async def approved(
     s: Services, owner: Owner, attempt: Attempt, config: SessionConfig, calls: Sequence[Call], tokens: Sequence[int]
-) -> dict[int, str]:
-    """Why calls may not run, by number; a call that is not in it may. Raises Held while a decision is missing."""
+) -> Approved:
+    """Raises Held while a decision is missing."""
     needed = [call for call in calls if config.approval_of(call.name) is not None]
     asked = [_for_approval(config, call) for call in needed]
     answers = await ask(s, owner, attempt, asked, tokens) if asked else []
-    return {
+    refused = {
         call.call_no: _why_not(answer)
         for call, answer in zip(needed, answers, strict=True)
         if answer.decision != "approve"
     }
+    said = [answer.answer["said"] for answer in answers if answer.answer.get("said")]
+    return Approved(refused, said[-1] if said else {})
 
 
 def _for_approval(config: SessionConfig, call: Call) -> Asked:

@@ -113,52 +113,63 @@ async def answer(db: Database, tenant_id: str, question_id: str, given: Mapping[
     Raises NotFound; InvalidRequest where the decision does not fit the question; Conflict where it was answered
     otherwise, expired, or its step was left behind.
     """
+    (command,) = await answer_all(db, tenant_id, {question_id: given})
+    return command
 
-    async def work(connection: asyncpg.Connection) -> str | None:
-        row = await connection.fetchrow(
-            "SELECT q.*, s.state AS session_state FROM questions q JOIN sessions s USING (session_id)"
-            " WHERE q.question_id = $1 AND q.tenant_id = $2 FOR UPDATE OF s",
-            question_id,
-            tenant_id,
-        )
-        if row is None:
-            raise NotFound(f"there is no question {question_id}")
-        # The row again, now that its session is locked.
-        row = {**row, **await connection.fetchrow("SELECT * FROM questions WHERE question_id = $1", question_id)}
-        if given["decision"] not in DECISIONS[row["kind"]]:
-            raise InvalidRequest(
-                f"decision: {given['decision']!r} is no answer to a question about {row['kind'].replace('_', ' ')};"
-                f" use {' or '.join(sorted(DECISIONS[row['kind']]))}",
-                param="decision",
-            )
-        if row["state"] == "answered" and row["answer"] == dict(given):
-            return None
-        if given["decision"] == "raise":
-            _ensure_raised(row["about"], given["budget"])
-        if row["state"] != "open" or row["session_state"] in (*TERMINAL, State.CANCELLING):
-            raise Conflict(_too_late(row))
-        await connection.execute(
-            "UPDATE questions SET state = 'answered', answer = $2, answered_at = now() WHERE question_id = $1",
-            question_id,
-            dict(given),
-        )
-        command_id = f"cmd_{question_id}"
-        await connection.execute(
-            "INSERT INTO commands (command_id, tenant_id, session_id, verb, argument)"
-            " VALUES ($1, $2, $3, 'answer', $4)",
-            command_id,
-            tenant_id,
-            row["session_id"],
-            {"question_id": question_id},
-        )
-        about = {"question_id": question_id, "kind": row["kind"], "decision": given["decision"]}
-        if given.get("reason"):
-            about["reason"] = given["reason"]
-        told = Event("question.answered", about)
-        await events.append(connection, row["session_id"], [told], step_no=row["step_no"])
-        return command_id
+
+async def answer_all(db: Database, tenant_id: str, given: Mapping[str, Mapping[str, Any]]) -> list[str | None]:
+    """Accept answers by question, all or none: a session never goes on with some of them."""
+
+    async def work(connection: asyncpg.Connection) -> list[str | None]:
+        return [await _answer(connection, tenant_id, question_id, one) for question_id, one in given.items()]
 
     return await db.run(work)
+
+
+async def _answer(
+    connection: asyncpg.Connection, tenant_id: str, question_id: str, given: Mapping[str, Any]
+) -> str | None:
+    row = await connection.fetchrow(
+        "SELECT q.*, s.state AS session_state FROM questions q JOIN sessions s USING (session_id)"
+        " WHERE q.question_id = $1 AND q.tenant_id = $2 FOR UPDATE OF s",
+        question_id,
+        tenant_id,
+    )
+    if row is None:
+        raise NotFound(f"there is no question {question_id}")
+    # The row again, now that its session is locked.
+    row = {**row, **await connection.fetchrow("SELECT * FROM questions WHERE question_id = $1", question_id)}
+    if given["decision"] not in DECISIONS[row["kind"]]:
+        raise InvalidRequest(
+            f"decision: {given['decision']!r} is no answer to a question about {row['kind'].replace('_', ' ')};"
+            f" use {' or '.join(sorted(DECISIONS[row['kind']]))}",
+            param="decision",
+        )
+    if row["state"] == "answered" and row["answer"] == dict(given):
+        return None
+    if given["decision"] == "raise":
+        _ensure_raised(row["about"], given["budget"])
+    if row["state"] != "open" or row["session_state"] in (*TERMINAL, State.CANCELLING):
+        raise Conflict(_too_late(row))
+    await connection.execute(
+        "UPDATE questions SET state = 'answered', answer = $2, answered_at = now() WHERE question_id = $1",
+        question_id,
+        dict(given),
+    )
+    command_id = f"cmd_{question_id}"
+    await connection.execute(
+        "INSERT INTO commands (command_id, tenant_id, session_id, verb, argument) VALUES ($1, $2, $3, 'answer', $4)",
+        command_id,
+        tenant_id,
+        row["session_id"],
+        {"question_id": question_id},
+    )
+    about = {"question_id": question_id, "kind": row["kind"], "decision": given["decision"]}
+    if given.get("reason"):
+        about["reason"] = given["reason"]
+    told = Event("question.answered", about)
+    await events.append(connection, row["session_id"], [told], step_no=row["step_no"])
+    return command_id
 
 
 def _too_late(row: Mapping[str, Any]) -> str:

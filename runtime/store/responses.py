@@ -85,6 +85,17 @@ async def is_head(db: Database, row: Row) -> bool:
     return later is None
 
 
+async def is_behind(db: Database, row: Row) -> bool:
+    """Whether its session has gone on by itself, or as somebody else asked."""
+    later = await db.fetchrow(
+        "SELECT 1 FROM steps WHERE session_id = $1 AND step_no > $2 AND live AND kind IN ('input', 'think', 'tool')"
+        " AND state = 'completed' LIMIT 1",
+        row.session_id,
+        row.end_step,
+    )
+    return later is not None
+
+
 async def history(db: Database, row: Row) -> Items:
     """Every item up to and with what it made."""
     found = await db.fetch(
@@ -154,6 +165,9 @@ async def finish(
     """It has ended: its items become part of its conversation. Repeated, by whoever saw it end: a no-op."""
 
     async def work(connection: asyncpg.Connection) -> None:
+        conversation_id = await connection.fetchval(  # it may have been deleted meanwhile, and is not from here on
+            "SELECT conversation_id FROM conversations WHERE conversation_id = $1 FOR KEY SHARE", row.conversation_id
+        )
         done = await connection.fetchval(
             "UPDATE responses SET end_pos = $2, end_step = $3, kept = $4, response = $5, digest = $6"
             " WHERE response_id = $1 AND response IS NULL RETURNING true",
@@ -164,12 +178,12 @@ async def finish(
             dict(response),
             digest if response["status"] in ("completed", "incomplete") else None,
         )
-        if done and row.conversation_id is not None:
+        if done and conversation_id is not None:
             given = [(f"{row.response_id.replace('resp', 'in')}_{index}", item) for index, item in enumerate(row.input)]
             made = [
                 (item.get("id") or f"{row.response_id.replace('resp', 'out')}_{n}", item) for n, item in enumerate(kept)
             ]
-            await _append(connection, row.tenant_id, row.conversation_id, [*given, *made], row.response_id)
+            await _append(connection, row.tenant_id, conversation_id, [*given, *made], row.response_id)
 
     await db.run(work)
 

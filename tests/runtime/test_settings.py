@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.tokens import FORMATS
-from runtime.settings import GIB, KEYS, Machine, Settings, SettingsError, parse_size
+from runtime.settings import GIB, KEYS, External, Machine, Settings, SettingsError, parse_size
 from sandbox import Volume
 
 USER = Machine(uid=1000, ram_bytes=64 * GIB, shm=Path("/dev/shm"))
@@ -100,6 +100,41 @@ def test_a_model_is_a_name_or_a_path() -> None:
     assert load(TENUTO_MODEL="/models/../m/x.gguf").model == "/m/x.gguf"
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "https://api.example.com/v1", "http://[::1]:1"])
+def test_a_model_may_be_a_servers(url: str) -> None:
+    assert load(TENUTO_MODEL=f"openai:{url}/#org/m").external == External(url, "org/m")
+    assert load(TENUTO_MODEL=f"openai:{url}").external == External(url, None)
+    assert load(TENUTO_MODEL="x.gguf").external is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host:80",
+        "ftp://h",
+        "http://",
+        "http://u:p@h/v1",
+        "http://h:x/v1",
+        "http://h:0",
+        "http://h:99999",
+        "http://h/v1?key=1",
+        "http://h /v1",
+        "http://[",
+    ],
+)
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="TENUTO_MODEL is"):
+        load(TENUTO_MODEL=f"openai:{text}")
+
+
+def test_the_key_of_a_server_is_shown_nowhere() -> None:
+    assert "sk-x" not in repr(load(TENUTO_OPENAI_KEY="sk-x"))
+    with pytest.raises(SettingsError) as refused:
+        load(TENUTO_OPENAI_KEY="sk x")
+    assert "sk x" not in str(refused.value)
+
+
 def test_a_hugging_face_directory_is_a_path_even_without_a_slash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +150,12 @@ FULL = {
     "TENUTO_HOME": "/srv/tenuto",
     "TENUTO_MODELS": "/srv/models",
     "TENUTO_MODEL": "/srv/x.gguf",
+    "TENUTO_OPENAI_KEY": "sk-x",
+    "TENUTO_OPENAI_KIND": "vllm",
+    "TENUTO_OPENAI_CONTEXT": "8192",
+    "TENUTO_OPENAI_CONNECT_S": "2.5",
+    "TENUTO_OPENAI_FIRST_S": "20.0",
+    "TENUTO_OPENAI_BETWEEN_S": "5.0",
     "TENUTO_POSTGRES_DSN": "postgresql://u@/d?host=/run/x",
     "TENUTO_TEMPORAL_ADDRESS": "temporal:7233",
     "TENUTO_TEMPORAL_NAMESPACE": "agents",

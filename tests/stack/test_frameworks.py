@@ -48,6 +48,7 @@ async def begun(stack: Stack, example: str, model: str = TEST_MODEL) -> asyncio.
             "OPENAI_BASE_URL": f"{stack.api_url}/v1",
             "OPENAI_API_KEY": stack.api_key,
             "MODEL": model,
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would go elsewhere
             "TEMPORAL_ADDRESS": str(stack.state()["temporal"]),
         },
         stdout=asyncio.subprocess.PIPE,
