@@ -27,6 +27,7 @@ from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
 from runtime.cli_listing import show
+from runtime.cli_mcp import mcp
 from runtime.cli_plan import plan
 from runtime.cli_run import run
 from runtime.cli_schedules import schedules
@@ -170,6 +171,7 @@ for command in (
     keys,
     kv,
     logs,
+    mcp,
     node,
     nodes,
     plan,

@@ -103,8 +103,9 @@ class CallBody:
     def _out(self, text: str, at: int) -> int:
         end = _DULL.match(text, at).end()  # type: ignore[union-attr]
         if end > at:
-            if not self._open and text[at:end].strip():
+            if not self._open and (begun := text[at:end].lstrip()):
                 self.wrong = True
+                end -= len(begun)
             return self._take(text, at, end)
         mark = text[at]
         if not self._open and mark != "{":

@@ -26,6 +26,7 @@ _MAX_DEPTH = 32
 _MAX_REPEAT = 4096
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _CHECKED = 64  # what was found usable lately; a session asks for the same tools at every think
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|[{,:] ?')  # pieces as a schema's grammar has them
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 _ANSWER = "the schema of the answer"
@@ -129,9 +130,13 @@ class _Written:
     def _bodies(self) -> str:
         after = self._text(self.format.after_arguments)
         return "".join(
-            f"body_{index}: {self._text(self.format.before_arguments(name))} args_{index} {after}\n"
-            for index, name in enumerate(self.names)
+            f"body_{index}: {self._head(name)} args_{index} {after}\n" for index, name in enumerate(self.names)
         )
+
+    def _head(self, name: str) -> str:
+        """A call up to its arguments; without a marker in the pieces of JSON, since an answer may begin like it."""
+        text = self.format.before_arguments(name)
+        return self._text(text) if self.format.marker else " ".join(map(_quoted, _JSON.findall(text)))
 
     def _text(self, text: str) -> str:
         """As the grammar writes a text in which marks may be tokens; nothing where there is none."""

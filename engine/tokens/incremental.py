@@ -95,9 +95,8 @@ class MessageParser:
             return self._go(self._text)
         if self._tools is not None and not self._tools:
             return self._go(self._only_text)
-        body = self._rest.lstrip()
-        self._before.append(self._rest[: len(self._rest) - len(body)])
-        self._rest = body
+        self._skip_space()
+        body = self._rest
         mark = self._format.may_be_marked
         if not self._last and (not body or (mark and mark.startswith(body) and body != mark)):
             return False
@@ -234,7 +233,10 @@ class MessageParser:
         return self._go(self._is_broken)
 
     def _skip_space(self) -> None:
-        self._rest = self._rest.lstrip()
+        after = self._rest.lstrip()
+        if not self._format.marker and after != self._rest:
+            self._before.append(self._rest[: len(self._rest) - len(after)])
+        self._rest = after
 
     def _tell_text(self, text: str) -> None:
         if text:

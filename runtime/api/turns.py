@@ -108,7 +108,8 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
         parent = await _by_what_is_said(db, tenant, root, rest)
         if parent is not None:
             told = await responses.history(db, parent)
-            rest = rest[_length(rest, root, parent) :]
+            length = _length(rest, root, parent)
+            rest = _in_our_words(rest[:length], told, rest[length:])
             conversation = [*told, *rest]
     response_id = f"resp_{secrets.token_hex(16)}"
     place = await _in_place(db, parent, root, rest, fork) if parent is not None else None
@@ -216,6 +217,18 @@ async def _by_what_is_said(db: Database, tenant: str, root: Mapping[str, Any], i
     """The response that the conversation begins with, if one does."""
     digests = Chain.of(root, items).digests
     return await responses.ended_with(db, tenant, digests[1:-1]) if len(digests) > 2 else None
+
+
+def _in_our_words(sent: Items, told: Items, rest: Items) -> Items:
+    """The rest, with results under the ids that we gave their calls: whoever sends a conversation may have others."""
+    theirs, ours = ([item["call_id"] for item in items if item["type"] == "function_call"] for items in (sent, told))
+    names = dict(zip(theirs, ours, strict=True))
+    return [
+        {**item, "call_id": names.get(item["call_id"], item["call_id"])}
+        if item["type"] == "function_call_output"
+        else item
+        for item in rest
+    ]
 
 
 def _length(items: Items, root: Mapping[str, Any], parent: Row) -> int:

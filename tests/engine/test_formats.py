@@ -20,6 +20,7 @@ from engine.tokens import (
     CallEnded,
     CallFormat,
     CallStarted,
+    Form,
     MessageParser,
     TextDelta,
     Tokenizer,
@@ -49,6 +50,12 @@ ARGUMENTS = st.dictionaries(
         max_leaves=6,
     ),
     max_size=3,
+)
+# What calls are made of, whole and in halves.
+PARTS = st.sampled_from(
+    [*'{}[]":, \n\\', "look", '{"name": "look"', '"name": "other"', ', "arguments": ', ', "parameters": ', '{"n": 1}']
+    + [text for kind in FORMATS for text in (*kind.marks, *(mark[:5] for mark in kind.marks), kind.lead, kind.end)]
+    + [kind.written([("look", {"n": 1})]) for kind in FORMATS]
 )
 CALLS = st.lists(st.tuples(st.sampled_from(["look", "take.it", "a_b-c"]), ARGUMENTS), min_size=1, max_size=4)
 
@@ -101,10 +108,20 @@ def test_what_is_written_is_read_however_it_comes(
 
 
 @BY_NAME
-@given(text=st.text('<tool_cal>/[TOOL_CALLS]{}":,name parguments\\\n look', max_size=60), seed=st.integers(0, 1 << 30))
+@given(
+    text=st.text('<tool_cal>/[TOOL_CALLS]{}":,name parguments\\\n look', max_size=60) | st.lists(PARTS).map("".join),
+    tools=st.sampled_from([None, ["look"], []]),
+    seed=st.integers(0, 1 << 30),
+)
 @settings(max_examples=150, deadline=None)
-def test_what_is_no_call_reads_the_same_however_it_comes(kind: CallFormat, text: str, seed: int) -> None:
-    assert read(kind, cut(text, seed)) == read(kind, [text])
+def test_what_is_no_call_reads_the_same_however_it_comes(
+    kind: CallFormat, text: str, tools: list[str] | None, seed: int
+) -> None:
+    said, calls, broken = read(kind, [text], tools)
+    assert read(kind, cut(text, seed), tools) == (said, calls, broken)
+    assert read(kind, list(text), tools) == (said, calls, broken)
+    if not calls and not broken:
+        assert said == (text.replace(kind.may_be_marked, "", 1) if said != text else text)
 
 
 @BY_NAME
@@ -286,6 +303,24 @@ def test_several_calls_are_admitted_where_they_may_be_and_only_there(
             fits = all(state.accept(token) for token in tokenizer.encode(two))
             wanted = kind.several and (parallel or (parallel is None and choice == "auto"))
             assert fits is wanted, (choice, parallel, grammar)
+
+
+def test_an_answer_of_json_and_a_call_without_a_marker_may_begin_alike(
+    bytewise: tuple[Tokenizer, Constraints],
+) -> None:
+    tokenizer, constraints = bytewise
+    form = Form.json({"type": "object", "properties": {"name": {"type": "string"}, "names": {"type": "integer"}}})
+    grammar = tool_grammar([LOOK], "auto", form, format=LLAMA3)
+    assert grammar is not None
+    call = LLAMA3.written([("look", {"n": 1})])
+    for text in (call, '{"name": "look"}', '{"name": "loo"}', '{"name": "look", "names": 2}', '{"names": 3}', "{}"):
+        state = constraints.build(grammar)
+        assert all(state.accept(token) for token in tokenizer.encode(text)), text
+        allowed = state.allowed()
+        assert allowed is not None
+        assert allowed[tokenizer.eos_token_ids[0]]
+        assert bool(read(LLAMA3, [text], ["look"])[1]) is (text == call)
+    assert not constraints.build(grammar).accept(tokenizer.encode("words")[0])
 
 
 def test_marks_that_are_tokens_are_asked_for_as_such() -> None:

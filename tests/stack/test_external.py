@@ -92,12 +92,14 @@ class Killer:
             self._stack.kill(part)
 
 
-async def play(stack: Stack, server: Llama, plan: dict[tuple[str, int], str], **spec) -> tuple[list, str]:
+async def play(
+    stack: Stack, server: Llama, plan: dict[tuple[str, int], str], choice: str = "auto", **spec
+) -> tuple[list, str]:
     """Events of two messages with these kills, and the calls that the tool itself counted."""
     killer = Killer(stack, server, plan)
     async with tenuto.AsyncClient(stack.api_url, stack.api_key) as client:
         session = await client.sessions.create(**{**SPEC, **spec})
-        await session.send("Write down the word tide.", max_tool_rounds=1)
+        await session.send("Write down the word tide.", tool_choice=choice, max_tool_rounds=1)
         turn = tenuto.TurnReader(await session.send("Tell me a story of a ferry.", tool_choice="none"))
         async for event in session.stream():
             killer.feed(event)
