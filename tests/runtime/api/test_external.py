@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -242,3 +243,33 @@ async def test_whoever_looks_at_such_a_node_sees_what_is_external(house):
                 await operator.page(path)
             assert "external" in await operator.page(f"/sessions/default/{session}")
         await ended(house, session)
+
+
+async def test_a_session_is_rewound_and_forked_as_any_other(house):
+    async with beside(house, HELLO) as script:
+        session = await house.session(model="org/m")
+        await turn(house, session, "One")
+        await turn(house, session, "Two")
+        before = (await since(house, session))[-1]["id"]
+        await command(house, session, "rewind", step=2)
+        while not of_type(await since(house, session, before), "session.idle"):
+            await asyncio.sleep(0.02)
+        await turn(house, session, "Three")
+        forked = (await house.client.post(f"/v1/sessions/{session}/fork", json={})).json()["id"]
+        await turn(house, forked, "Four")
+        await ended(house, forked)
+        await ended(house, session)
+    said = [[one["content"] for one in asked["messages"] if one["role"] == "user"] for asked in script.asked]
+    assert said == [["One"], ["One", "Two"], ["One", "Three"], ["One", "Three", "Four"]]
+
+
+@pytest.mark.parametrize("half", [{"tool_calls": [{"index": 0, "function": {"name": "note", "arguments": '{"w'}}]}])
+async def test_a_call_that_was_cut_off_is_made_anew_even_where_a_server_goes_on_with_text(house, half):
+    async with beside(house, [HEAD + says("So: ") + says(None, **half)], HELLO, owner="vllm") as script:
+        session = await house.session(model="org/m", tools=[NOTE])
+        await turn(house, session, "Hi")
+        events = await since(house, session)
+        await ended(house, session)
+    assert [(one["keep"], one["dropped"] > 3) for one in of_type(events, "step.retrying")] == [(0, True)]
+    assert script.asked[1]["messages"][-1]["role"] == "user"
+    assert of_type(events, "tool.settled") == []
