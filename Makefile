@@ -9,7 +9,7 @@ OLD_TRITON := $(VENV)/triton-3.6
 
 setup: $(STAMP)
 
-$(STAMP): scripts/setup.sh pyproject.toml runtime/sdk/pyproject.toml constraints.txt
+$(STAMP): scripts/setup.sh pyproject.toml runtime/sdk/pyproject.toml constraints.txt tests/clients/node/package-lock.json
 	PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV)
 	touch $(STAMP)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from engine.errors import EngineFault, EngineGone, RequestError
+from engine.errors import EngineFault, EngineGone, RequestError, ServerUnavailable
 from engine.sampling import Logprob, Sampling, Speculation
 from engine.wire import ModelCard, encode_frame, parse_address, read_frame
 
@@ -65,7 +65,9 @@ class Done:
 
     kv_tokens, kv_keys: of the session's pages from now on, as in KvState.
     drafted, accepted: tokens that were guessed and verified, and those that stood.
-    replayable: the same request gives the same tokens; not where drafts were verified by the ratio rule."""
+    replayable: the same request gives the same tokens; not where drafts were verified by the ratio rule.
+    usage: tokens as the model server behind the engine counts them (prompt_tokens, cached_tokens, completion_tokens,
+    and `estimated` where it did not say); None where the engine's own count is the only one."""
 
     finish_reason: str
     generated: int
@@ -78,11 +80,13 @@ class Done:
     drafted: int = 0
     accepted: int = 0
     replayable: bool = True
+    usage: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class KvReceipt:
-    """status: accepted, clipped, deferred, rejected or missing; `detail` is a sentence where it is not accepted.
+    """status: accepted, clipped, deferred, rejected, missing, or external, where a model server keeps its KV itself;
+    `detail` is a sentence where it is not accepted.
 
     tier: where an offload went."""
 
@@ -409,6 +413,8 @@ def _checked(frame: dict[str, Any]) -> dict[str, Any]:
     if frame.get("type") != "error":
         return frame
     code, message = str(frame.get("code")), str(frame.get("message"))
+    if code == "server_unavailable":
+        raise ServerUnavailable(message, frame.get("retry_after_s"))
     if code in ("engine_fault", "engine_stopped"):
         raise EngineGone(message) if code == "engine_stopped" else EngineFault(message)
     raise RequestError(code, message)
@@ -420,7 +426,7 @@ def _event(frame: dict[str, Any]) -> Event:
         told = frame.get("logprobs")
         return Tokens(tuple(frame["ids"]), None if told is None else tuple(map(Logprob.from_message, told)))
     shape = _EVENTS[kind]
-    return shape(**{name: frame[name] for name in shape.__dataclass_fields__})
+    return shape(**{name: frame[name] for name in shape.__dataclass_fields__ if name in frame})
 
 
 def _receipt(frame: dict[str, Any]) -> KvReceipt:

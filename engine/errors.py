@@ -16,12 +16,14 @@ EngineError
       ├── ArrivalFailed         pages that a step was to read did not come; the step is thrown away
       ├── PageError             page bookkeeping was asked for the impossible, or does not add up
       ├── WeightsCacheError     the cache of dequantised weights could not be written
-      └── EngineGone            the engine process cannot be reached, or went away in the middle
+      ├── EngineGone            the engine process cannot be reached, or went away in the middle
+      └── ServerUnavailable     the model server behind the engine cannot answer now; carries `retry_after_s`
 """
 
 from __future__ import annotations
 
 REQUEST_CODES: tuple[str, ...] = (
+    "bad_answer",
     "bad_frame",
     "bad_grammar",
     "bad_request",
@@ -29,6 +31,7 @@ REQUEST_CODES: tuple[str, ...] = (
     "duplicate_request",
     "empty_prompt",
     "pool_too_small",
+    "server_refused",
     "stale_epoch",
     "token_out_of_range",
 )
@@ -112,3 +115,11 @@ class WeightsCacheError(EngineFault):
 
 class EngineGone(EngineFault):
     """The engine process cannot be reached, or went away in the middle of a call."""
+
+
+class ServerUnavailable(EngineFault):
+    """The model server behind the engine is busy, broke, or went away; `retry_after_s`: what it asks to be given."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

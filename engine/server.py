@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
-import stat
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from engine.constraint import Constraints
@@ -21,60 +16,15 @@ from engine.hinted import Hinted
 from engine.hints import parse_envelope
 from engine.intents import Intents
 from engine.kvcall import parse_kv
-from engine.live import Frame, Guides, Sink
+from engine.live import Guides
 from engine.memory_use import MemoryUse
 from engine.reports import Reports, parse_audit
 from engine.request import GenerateSpec, parse_generate
-from engine.wire import ModelCard, encode_frame, read_frame
-
-MAX_QUEUED_FRAMES = 4096
-MAX_CALLS_PER_CONNECTION = 256
+from engine.sockets import Connection, Frame, FrameServer, error_frame
+from engine.wire import ModelCard
 
 
-class Connection:
-    """One client. Frames out are queued; token frames of one generation merge while they wait."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.requests: dict[str, Sink] = {}  # by request_id
-        self.preparing: dict[str, asyncio.Event] = {}  # set when the request has been handed to the core, or refused
-        self._writer = writer
-        self._queue: deque[Frame] = deque()
-        self._wake = asyncio.Event()
-        self._closed = False
-
-    def push(self, frame: Frame) -> None:
-        """Queue one frame (on the event loop). A reader that lets thousands of frames pile up is cut off."""
-        if self._closed:
-            return
-        last = self._queue[-1] if self._queue else None
-        if last is not None and frame.get("type") == last.get("type") == "tokens" and frame["id"] == last["id"]:
-            last["ids"] = [*last["ids"], *frame["ids"]]
-            if "logprobs" in frame:
-                last["logprobs"] = [*last["logprobs"], *frame["logprobs"]]
-            return
-        if len(self._queue) >= MAX_QUEUED_FRAMES:
-            self.abort()
-            return
-        self._queue.append(frame)
-        self._wake.set()
-
-    def abort(self) -> None:
-        self._closed = True
-        self._wake.set()
-        self._writer.transport.abort()
-
-    async def write_queued(self) -> None:
-        """Until the connection ends."""
-        with contextlib.suppress(ConnectionError):
-            while not self._closed:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._queue:
-                    self._writer.write(encode_frame(self._queue.popleft()))
-                    await self._writer.drain()
-
-
-class EngineServer:
+class EngineServer(FrameServer):
     """Speaks the token-level protocol for one engine core."""
 
     def __init__(
@@ -85,98 +35,21 @@ class EngineServer:
         card: ModelCard,
         memory: MemoryUse | None = None,
     ) -> None:
+        super().__init__(card)
         self._core = core
         self._intents = intents
         self._hinted = Hinted(intents)
         self._reports = Reports(core, intents.keeper, memory)
         self._constraints = constraints
-        self._card = card
-        self._servers: list[asyncio.Server] = []
-        self._connections: set[Connection] = set()
-        self._socket: Path | None = None
 
-    async def listen(self, socket_path: Path | None, tcp: tuple[str, int] | None) -> list[str]:
-        """Open the sockets; returns their addresses. A unix socket is for its owner only (0600).
+    def left(self, request_id: str, handle: Any) -> None:
+        self._core.post(partial(self._core.cancel, request_id, handle))
 
-        Raises RequestError (bad_request) for an address that cannot be had.
-        """
-        try:
-            return await self._open(socket_path, tcp)
-        except OSError as error:
-            where = " and ".join(str(address) for address in (socket_path, tcp) if address is not None)
-            raise RequestError("bad_request", f"cannot listen on {where}: {error}; name another address") from error
-
-    async def _open(self, socket_path: Path | None, tcp: tuple[str, int] | None) -> list[str]:
-        addresses = []
-        if socket_path is not None:
-            _clear_stale(socket_path)
-            self._servers.append(await asyncio.start_unix_server(self._serve, path=str(socket_path)))
-            os.chmod(socket_path, 0o600)
-            self._socket = socket_path
-            addresses.append(str(socket_path))
-        if tcp is not None:
-            server = await asyncio.start_server(self._serve, *tcp)
-            self._servers.append(server)
-            host, port = server.sockets[0].getsockname()[:2]
-            addresses.append(f"{host}:{port}")
-        return addresses
-
-    async def close(self) -> None:
-        """Stop listening, cut connections, remove the socket."""
-        for server in self._servers:
-            server.close()
-        for connection in list(self._connections):
-            connection.abort()
-        for server in self._servers:
-            await server.wait_closed()
-        if self._socket is not None:
-            self._socket.unlink(missing_ok=True)
-
-    # -- one connection -------------------------------------------------------------------------------------------
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(writer)
-        self._connections.add(connection)
-        pump = asyncio.create_task(connection.write_queued())
-        calls: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                message = await read_frame(reader)
-                if len(calls) >= MAX_CALLS_PER_CONNECTION:
-                    raise RequestError(
-                        "bad_request",
-                        f"more than {MAX_CALLS_PER_CONNECTION} calls are being prepared on this connection",
-                    )
-                task = asyncio.create_task(self._call(connection, message))
-                calls.add(task)
-                task.add_done_callback(calls.discard)
-                await asyncio.sleep(0)  # reading what is there already lets nobody else run
-        except RequestError as error:
-            connection.push(_error(None, error))
-            await asyncio.sleep(0)  # let the writer see it before the connection ends
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            self._connections.discard(connection)
-            for task in calls:
-                task.cancel()
-            pump.cancel()
-            for request_id, sink in connection.requests.items():
-                self._core.post(partial(self._core.cancel, request_id, sink))
-            connection.abort()
-
-    async def _call(self, connection: Connection, message: Frame) -> None:
-        call_id = message.get("id")
-        try:
-            await self._dispatch(connection, call_id, message)
-        except RequestError as error:
-            connection.push(_error(call_id, error))
-
-    async def _dispatch(self, connection: Connection, call_id: Any, message: Frame) -> None:
+    async def dispatch(self, connection: Connection, call_id: Any, message: Frame) -> None:
         kind = message.get("type")
         reply = self._replier(connection, call_id)
         if kind == "hello":
-            connection.push({"type": "hello", "id": call_id, **self._card.as_message()})
+            connection.push({"type": "hello", "id": call_id, **self.card.as_message()})
         elif kind == "generate":
             await self._generate(connection, call_id, message)
         elif kind == "cancel":
@@ -238,7 +111,7 @@ class EngineServer:
             try:
                 self._core.submit(spec, guides, sink)
             except RequestError as error:
-                sink(_error(call_id, error))
+                sink(error_frame(call_id, error))
 
         self._core.post(submit)
 
@@ -269,33 +142,11 @@ class EngineServer:
             try:
                 command()
             except EngineError as error:
-                reply(_error(None, error))
+                reply(error_frame(None, error))
 
         self._core.post(run)
-
-
-def _error(call_id: Any, error: EngineError) -> Frame:
-    code = error.code if isinstance(error, RequestError) else "engine_fault"
-    return {"type": "error", "id": call_id, "code": code, "message": str(error)}
 
 
 def _from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
         loop.call_soon_threadsafe(call)
-
-
-def _clear_stale(path: Path) -> None:
-    """Remove the socket that a killed engine left; refuse to take one that answers."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise RequestError("bad_request", f"{path} exists and is not a socket; name another path")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
-    raise RequestError("bad_request", f"another engine answers at {path}; stop it or name another path")

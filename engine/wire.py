@@ -16,7 +16,12 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What an engine serves. `kv_pool_tokens` counts the device pool; `boot_id` changes with every start."""
+    """What an engine serves. `kv_pool_tokens` counts the device pool; `boot_id` changes with every start.
+
+    kv: own, or external: a model server keeps it, `context_length` counts its tokens, and those of the transcript are
+    bytes. exact: whether the promises of exactness hold. server: which kind of server, and `continues` whether it goes
+    on after a message that was begun. refuses: options of a session that cannot be had there.
+    """
 
     model: str
     fingerprint: str
@@ -31,14 +36,28 @@ class ModelCard:
     boot_id: str
     eos_token_ids: tuple[int, ...]
     kv_pool_tokens: int
+    kv: str = "own"
+    exact: bool = True
+    server: str = ""
+    continues: bool = False
+    refuses: tuple[str, ...] = ()
+
+    @property
+    def external(self) -> bool:
+        return self.kv == "external"
 
     def as_message(self) -> dict[str, Any]:
-        return {**asdict(self), "eos_token_ids": list(self.eos_token_ids)}
+        return {**asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> ModelCard:
-        fields = {name: message[name] for name in cls.__dataclass_fields__}
-        return cls(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+        """Of an engine of an earlier release, what it did not know of is as it was then."""
+        fields = {name: message[name] for name in cls.__dataclass_fields__ if name not in _LATER or name in message}
+        return cls(**{**fields, **{name: tuple(fields[name]) for name in _LISTS if name in fields}})
+
+
+_LISTS = ("eos_token_ids", "refuses")
+_LATER = ("kv", "exact", "server", "continues", "refuses")
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:

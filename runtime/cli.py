@@ -27,6 +27,7 @@ from runtime.cli_files import execute, export, files, import_
 from runtime.cli_fleet import node, nodes, reconcile, release
 from runtime.cli_kv import kv
 from runtime.cli_listing import show
+from runtime.cli_mcp import mcp
 from runtime.cli_plan import plan
 from runtime.cli_run import run
 from runtime.cli_schedules import schedules
@@ -77,7 +78,10 @@ _SETTINGS = "\b\nSettings, from the environment:\n" + "\n".join(f"  {key:<28} {w
 
 
 @main.command(epilog=_SETTINGS)
-@click.option("--model", help="A name from `tenuto model list`, a GGUF file, or a Hugging Face directory.")
+@click.option(
+    "--model",
+    help="A name from `tenuto model list`, a GGUF file, a Hugging Face directory, or a server: openai:URL[#MODEL].",
+)
 @click.option("--home", help="The data directory (TENUTO_HOME).")
 @click.option("--nodes", help="Nodes, each with an engine of its own (TENUTO_NODES).")
 @click.option("--workers", help="Processes that run workflows (TENUTO_WORKERS).")
@@ -111,6 +115,8 @@ def demo(seed: int, temperature: float, model: str | None, context: int, as_json
     from runtime.demo import DemoOptions, run_demo
 
     settings = Settings.load(overrides={"TENUTO_MODEL": model} if model else {})
+    if settings.external is not None:
+        raise StartupError("the demo measures pages, and a model server keeps its own; name a model for an engine here")
     preflight.check_sandbox(settings)
     ensure_model(settings)
     preflight.check_model(settings)
@@ -165,6 +171,7 @@ for command in (
     keys,
     kv,
     logs,
+    mcp,
     node,
     nodes,
     plan,

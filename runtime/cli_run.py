@@ -160,6 +160,8 @@ def _tell(event: tenuto.Event, as_json: bool) -> None:
     elif event.type == "model.delta":
         click.echo(data["text"], nl=False)
         sys.stdout.flush()
+    elif event.type == "step.retrying" and data.get("dropped"):
+        click.echo("\n[the model was cut off, and says this anew]\n", err=True)
     elif event.type == "message.completed" and data["outcome"] == "corrected":
         click.echo("\n[that was meant as a call and is none; the model was told so]\n", err=True)
     elif event.type == "tool.requested":

@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.worker import Interceptor, Worker
 
 from engine import EngineError
-from engine.tokens import load_chat_format, publish_chat
+from engine.tokens import ChatFormat, Tokenizer, byte_chat, load_chat_format, publish_chat
 from runtime import delivery, kv_audit, schedules, webhooks
 from runtime.draining import Drain
 from runtime.engines import EngineLink
@@ -55,7 +55,7 @@ async def serve(settings: Settings) -> None:
         None if settings.sandbox == "auto" else settings.sandbox,
         pull=settings.sandbox_pull == "missing",
     )
-    tokenizer, chat = await asyncio.to_thread(load_chat_format, settings.model_path)
+    tokenizer, chat = await asyncio.to_thread(_chat, settings)
     async with (
         Database(settings.postgres_dsn_required) as db,
         EngineLink(settings.engine_address_required) as engine,
@@ -107,6 +107,11 @@ async def serve(settings: Settings) -> None:
                 announce_ready(node=settings.node_id, boot=boot, sandbox=driver.name, isolation=driver.isolation)
                 await until_stopped()
                 await drain.on_the_way_out()
+
+
+def _chat(settings: Settings) -> tuple[Tokenizer, ChatFormat]:
+    """The model's own, or, for a model server, that of transcripts of bytes. Blocking."""
+    return byte_chat() if settings.external is not None else load_chat_format(settings.model_path, settings.call_format)
 
 
 async def _register(s: Services, settings: Settings) -> None:

@@ -53,14 +53,16 @@ def check_model(settings: Settings) -> None:
 
     The template of a catalogue model is known by the file's hash, so for those the header and tensor table suffice.
     """
+    if settings.external is not None:  # the engine process asks the server, and waits for one that is away
+        return
     path = settings.model_path
     try:
         with open_model(path) as model:
             model.facts()
     except (OSError, OverflowError, MemoryError) as error:
         raise ModelFileError(f"{path} cannot be read as a model: {error}") from error
-    if settings.model not in {entry.name for entry in models()}:
-        load_chat_format(path)
+    if settings.call_format != "auto" or settings.model not in {entry.name for entry in models()}:
+        load_chat_format(path, settings.call_format)
 
 
 def check_sandbox(settings: Settings) -> None:

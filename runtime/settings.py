@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from runtime.errors import StartupError, TenutoError
 from runtime.sealing import parse_key
@@ -23,6 +24,7 @@ from sandbox.allow import Entry, parse_allow
 from sandbox.spec import canonical
 
 GIB: Final = 2**30
+EXTERNAL: Final = "openai:"
 DEFAULT_MODEL: Final = "qwen2.5-coder-0.5b-instruct"
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -51,6 +53,30 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class External:
+    """A model server: the address of its API, and which of its models, None for the only one."""
+
+    url: str
+    model: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> External:
+        """Of `openai:URL` or `openai:URL#MODEL`. Raises ValueError with what it may be."""
+        url, _, model = text.removeprefix(EXTERNAL).partition("#")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query
+        if wrong or parts.username is not None or not url.isprintable() or " " in url or not model.isprintable():
+            raise ValueError(
+                "use openai:http://HOST:PORT/v1, with #MODEL where the server has several, and no key in it"
+            )
+        return cls(url.rstrip("/"), model or None)
+
+
+@dataclass(frozen=True)
 class Settings:
     """What was asked for, and after `tenuto up` resolved it, what is. Sizes in bytes, times in seconds.
 
@@ -65,6 +91,12 @@ class Settings:
     arena_dir: Path
     model: str
     host_kv_bytes: int
+    openai_key: str | None = field(default=None, repr=False)
+    openai_kind: str = "auto"
+    openai_context: int | None = None
+    openai_connect_s: float = 10.0
+    openai_first_s: float = 300.0
+    openai_between_s: float = 60.0
     postgres_dsn: str | None = field(default=None, repr=False)
     temporal_address: str | None = None
     temporal_namespace: str = "default"
@@ -82,6 +114,7 @@ class Settings:
     nvme_kv_bytes: int = 4 * GIB
     kv_decisions: str | None = None
     draft_model: str | None = None
+    call_format: str = "auto"
     kv_compression: str = "off"
     kv_encryption: str = "off"
     speculation: str = "auto"
@@ -154,6 +187,16 @@ class Settings:
         from engine.catalogue import resolve
 
         return resolve(self.model, self.models_dir)
+
+    @property
+    def external(self) -> External | None:
+        """The model server that runs the model, where that is none of ours."""
+        return External.parse(self.model) if self.model.startswith(EXTERNAL) else None
+
+    @property
+    def openai_key_path(self) -> Path:
+        """Where the engine process finds the model server's key: neither its arguments nor its environment show it."""
+        return self.run_dir / "openai.key"
 
     @property
     def postgres_dir(self) -> Path:
@@ -289,6 +332,9 @@ def _path(text: str) -> Path:
 
 def _model(text: str) -> str:
     """A name stays a name; a path becomes absolute, since processes start in other directories."""
+    if text.startswith(EXTERNAL):
+        External.parse(text)
+        return text
     from engine.catalogue import models
 
     is_path = "/" in text or text.endswith(".gguf") or (_path(text) / "config.json").is_file()
@@ -372,6 +418,16 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_HOME": Key("home", _path),
     "TENUTO_MODELS": Key("models_dir", _path),
     "TENUTO_MODEL": Key("model", _model),
+    "TENUTO_OPENAI_KEY": Key(
+        "openai_key", _matching(r"[!-~]{1,4096}", "a key of printable ASCII without spaces"), True
+    ),
+    "TENUTO_OPENAI_KIND": Key(
+        "openai_kind", _one_of("auto", "vllm", "sglang", "llamacpp", "openai", "tenuto", "plain")
+    ),
+    "TENUTO_OPENAI_CONTEXT": Key("openai_context", _number(int, 64, 2**31 - 1, "a number of tokens, at least 64")),
+    "TENUTO_OPENAI_CONNECT_S": Key("openai_connect_s", _number(float, 0.1, 3600, "seconds, from 0.1 to 3600")),
+    "TENUTO_OPENAI_FIRST_S": Key("openai_first_s", _number(float, 0.1, 86_400, "seconds, from 0.1 to 86400")),
+    "TENUTO_OPENAI_BETWEEN_S": Key("openai_between_s", _number(float, 0.1, 86_400, "seconds, from 0.1 to 86400")),
     "TENUTO_POSTGRES_DSN": Key(
         "postgres_dsn", _matching(r"postgres(ql)?://\S+", "postgresql://user@host/database"), True
     ),
@@ -396,6 +452,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "TENUTO_KV_ENCRYPTION": Key("kv_encryption", _one_of("off", "on")),
     "TENUTO_SPECULATION": Key("speculation", _one_of("auto", "off")),
     "TENUTO_DRAFT_MODEL": Key("draft_model", _matching(r"/\S+", "the absolute path of a model")),
+    "TENUTO_CALL_FORMAT": Key("call_format", _one_of("auto", "hermes", "llama3", "mistral", "mistral-named")),
     "TENUTO_KV_DECISIONS": Key("kv_decisions", _matching(r"/\S+", "the absolute path of a file")),
     "TENUTO_SHARED_KV": Key(
         "shared_kv", _matching(r"/\S+|s3://[\w.-]+(/\S*)?", "an absolute directory, or s3://BUCKET/PREFIX")

@@ -58,9 +58,10 @@ class Stack:
         self.write_state()
 
     def environment(self, settings: Settings | None = None) -> dict[str, str]:
-        """Ours, with TENUTO_* as resolved."""
+        """Ours, with TENUTO_* as resolved, but for a key that no child needs there."""
+        settings = dataclasses.replace(settings or self.settings, openai_key=None)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("TENUTO_")}
-        return {**kept, "PYTHONUNBUFFERED": "1", **(settings or self.settings).environment()}
+        return {**kept, "PYTHONUNBUFFERED": "1", **settings.environment()}
 
     def python(self, name: str, *argv: str, settings: Settings | None = None, **how: Any) -> Child:
         """A module of ours as a child, with the resolved settings or with those of its seat."""
@@ -158,6 +159,13 @@ async def engine(stack: Stack) -> None:
     if stack.settings.engine_address is not None:
         stack.engines = {found[0].settings.node_id: stack.settings.engine_address}
         return
+    if stack.settings.external is not None:
+        children = [
+            stack.python(seat.engine, "engine.external", *_external_argv(stack.settings, seat), **_LOADS)
+            for seat in found
+        ]
+        await _start_engines(stack, found, children)
+        return
     if len(found) > 1 and stack.settings.shared_kv is None:
         stack.resolve(shared_kv=str(stack.settings.shared_kv_dir))
         stack.settings.shared_kv_dir.mkdir(mode=0o700, exist_ok=True)
@@ -166,9 +174,33 @@ async def engine(stack: Stack) -> None:
     model = await asyncio.to_thread(lambda: stack.settings.model_path)
     argvs = [_engine_argv(stack.settings, seat, model) for seat in found]
     children = [stack.python(seat.engine, "engine", *argv, **_LOADS) for seat, argv in zip(found, argvs, strict=True)]
+    await _start_engines(stack, found, children)
+
+
+async def _start_engines(stack: Stack, found: Sequence[Seat], children: Sequence[Child]) -> None:
     await asyncio.gather(*(stack.supervisor.start(child) for child in children))
     stack.engines = {seat.settings.node_id: str(seat.socket) for seat in found}
     stack.resolve(engine_address=str(found[0].socket))
+
+
+def _external_argv(settings: Settings, seat: Seat) -> list[str]:
+    """Of an engine in front of a model server. The key goes by a file, which a restarted engine finds again."""
+    external = settings.external
+    assert external is not None
+    argv: dict[str, Any] = {
+        "--url": external.url,
+        "--name": external.model,
+        "--socket": seat.socket,
+        "--kind": settings.openai_kind,
+        "--context": settings.openai_context,
+        "--connect-s": settings.openai_connect_s,
+        "--first-s": settings.openai_first_s,
+        "--between-s": settings.openai_between_s,
+    }
+    if settings.openai_key is not None:
+        write_private(settings.openai_key_path, settings.openai_key)
+        argv["--key-file"] = settings.openai_key_path
+    return [str(part) for pair in argv.items() if pair[1] is not None for part in pair]
 
 
 def _engine_argv(settings: Settings, seat: Seat, model: Path) -> list[str]:

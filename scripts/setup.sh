@@ -36,6 +36,10 @@ fi
 say "installing Python packages (torch is the largest, about 200 MB)"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt \
     -e runtime/sdk -e '.[dev]' 2> >(grep -v "^WARNING: Location" >&2)
+if command -v npm >/dev/null; then
+    say "installing the Node client that the tests drive"
+    npm ci --prefix tests/clients/node --no-audit --no-fund --silent || say "npm could not install it"
+fi
 models=$("$venv/bin/python" -c 'from runtime.settings import Settings; print(Settings.load().models_dir)')
 "$venv/bin/python" -m engine.native "$models/cache/native"
 say "done"

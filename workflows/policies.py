@@ -12,9 +12,13 @@ MAX_UPDATES = 1000  # Temporal refuses the 2,000th of a run
 MAX_LOSSES = 12  # of one step in a row; with the pauses between them, about a minute
 
 
-def pause_after_loss(losses: int) -> timedelta:
-    """Next to none at first, since a restarted node is usually back by then; then doubling to 10 seconds."""
-    return timedelta(seconds=min(0.05 * 2.0 ** (losses - 1), 10.0))
+LONGEST_ASKED_S = 60.0
+
+
+def pause_after_loss(losses: int, asked_s: float = 0.0) -> timedelta:
+    """Next to none at first, since a restarted node is usually back by then; then doubling to 10 seconds. `asked_s`:
+    what a model server that is busy asks for, granted up to a minute."""
+    return timedelta(seconds=max(min(0.05 * 2.0 ** (losses - 1), 10.0), min(asked_s, LONGEST_ASKED_S)))
 
 
 class Next(StrEnum):

@@ -346,7 +346,7 @@ class SessionWorkflow:
                 workflow.logger.warning("session %s leaves %s: %s", self.state.session_id, home.queue, error.cause)
                 self.state.placement = None
                 self._lost = home.queue
-                await workflow.sleep(pause_after_loss(losses))
+                await workflow.sleep(pause_after_loss(losses, _asked_s(error)))
                 continue
             finally:
                 self._activity = ""
@@ -384,6 +384,13 @@ class SessionWorkflow:
             if isinstance(error.cause, ApplicationError) and error.cause.type == contract.ErrorType.REFUSED:
                 raise _Refused(error.cause.message) from error
             raise
+
+
+def _asked_s(error: ActivityError) -> float:
+    """Seconds that whoever was busy asked for; 0 where nobody did."""
+    cause = error.cause
+    asked = cause.details[0] if isinstance(cause, ApplicationError) and cause.details else 0.0
+    return float(asked) if isinstance(asked, int | float) and asked > 0 else 0.0
 
 
 def _raise_unless_lost(error: ActivityError) -> None:

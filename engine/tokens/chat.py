@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from engine.errors import TemplateError
 from engine.modelfile import ChatTemplate, open_model
-from engine.tokens.formats import HERMES, CallFormat
+from engine.tokens.formats import HERMES, CallFormat, format_named
 from engine.tokens.grammar import Choice, Form, tool_grammar
 from engine.tokens.incremental import CallEnded, Delta, MessageParser, TextDelta
 from engine.tokens.scaffold import Scaffold, Template, learn
@@ -39,11 +41,14 @@ class ChatFormat:
     Immutable and thread-safe; `opening` may block ~100 ms the first time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str, bos: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str, bos: str = "", calls: CallFormat | None = None) -> None:
+        """`calls`: how calls are written, whatever the template says of it. Raises TemplateError where it cannot be
+        used, and where calls are given though it knows no tools."""
         self._tokenizer = tokenizer
         self.template = ChatTemplate(template, bos)
         self._template = Template(template, bos, self._eos_text())
-        self._scaffold: Scaffold = learn(self._template)
+        self.given_calls = calls
+        self._scaffold: Scaffold = learn(self._template, calls)
         self._opening_text = lru_cache(maxsize=256)(self._render_opening)
         self.calls: CallFormat = self._scaffold.calls or HERMES
         tokens = {mark: tokenizer.encode(mark, allow_special=True) for mark in self.calls.marks}
@@ -88,10 +93,10 @@ class ChatFormat:
 
     def assistant(self, text: str, calls: Sequence[Call] = ()) -> list[int]:
         """A whole assistant message that was not generated here, from opening to close."""
-        written = self.calls.written([(call.name, call.arguments) for call in calls])
+        pieces = self.calls.pieces([(call.name, call.arguments) for call in calls])
         ids = self._tokenizer.encode(text)
         ids += self._tokenizer.encode(self.calls.gap) if text and calls else []
-        return self.assistant_open() + ids + self._marked(written) + self.assistant_close(ended=False)
+        return self.assistant_open() + ids + self._marked(pieces) + self.assistant_close(ended=False)
 
     def tool_grammar(
         self, tools: Sequence[ToolSpec], choice: Choice, form: Form | None = None, parallel: bool | None = None
@@ -103,13 +108,15 @@ class ChatFormat:
         """What turns the ids of a generated message into its text, in which the marks of calls can be seen."""
         return StopText(self._tokenizer, stops, frozenset(self._control.values()))
 
-    def parse_assistant(self, ids: Sequence[int], stops: Sequence[str] = ()) -> Parsed:
+    def parse_assistant(
+        self, ids: Sequence[int], stops: Sequence[str] = (), tools: Collection[str] | None = None
+    ) -> Parsed:
         """Text and calls of a generated message. A call cut short is left out and makes the message incomplete. One of
-        `stops` ends it, and is not part of it."""
+        `stops` ends it, and is not part of it. `tools`: see `MessageParser`."""
         watch = self.written(stops)
         text = watch.push(ids) + watch.finish()
         ended = watch.found is not None or (bool(ids) and ids[-1] in self._tokenizer.eos_token_ids)
-        parser = MessageParser(self.calls)
+        parser = MessageParser(self.calls, tools)
         told: list[Delta] = [*parser.push(text), *parser.finish()]
         said = "".join(delta.text for delta in told if isinstance(delta, TextDelta))
         calls = [delta.call for delta in told if isinstance(delta, CallEnded) and delta.call is not None]
@@ -124,15 +131,18 @@ class ChatFormat:
             ids += self._tokenizer.encode(content) + self._tokenizer.encode(part, allow_special=True)
         return ids
 
-    def _marked(self, written: str) -> list[int]:
-        """Calls as tokens: the format's marks are tokens of their own where the vocabulary has them."""
-        if not self.calls.marks:
-            return self._tokenizer.encode(written)
-        pieces = re.split("(" + "|".join(map(re.escape, self.calls.marks)) + ")", written)
+    def _marked(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Calls as tokens: marks that the format writes itself are tokens of their own, if there are such."""
+        marks = re.compile("(" + "|".join(map(re.escape, self.calls.marks)) + ")")
+        cut = [
+            (text, bool(index % 2))
+            for piece, is_own in pieces
+            for index, text in enumerate(marks.split(piece) if is_own and self.calls.marks else [piece])
+        ]
         return [
             token
-            for index, piece in enumerate(pieces)
-            for token in self._tokenizer.encode(piece, allow_special=bool(index % 2))
+            for is_mark, group in groupby(cut, key=itemgetter(1))
+            for token in self._tokenizer.encode("".join(text for text, _ in group), allow_special=is_mark)
         ]
 
     def _render_opening(self, has_system: bool, functions: tuple[str, ...]) -> tuple[str, ...]:
@@ -154,14 +164,15 @@ class ChatFormat:
         return value
 
 
-def load_chat_format(path: Path) -> tuple[Tokenizer, ChatFormat]:
-    """Tokenizer and chat format of a model, a file or a directory. Raises ModelFileError or TemplateError."""
+def load_chat_format(path: Path, calls: str = "auto") -> tuple[Tokenizer, ChatFormat]:
+    """Tokenizer and chat format of a model, a file or a directory. `calls`: the name of the format in which calls are
+    written; auto: as the template writes them. Raises ModelFileError or TemplateError."""
     with open_model(path) as model:
         template = model.chat_template()
         if template is None:
             raise TemplateError(f"{path} has no chat template; use an instruct model")
         tokenizer = model.tokenizer()
-    return tokenizer, ChatFormat(tokenizer, template.text, template.bos)
+    return tokenizer, ChatFormat(tokenizer, template.text, template.bos, format_named(calls))
 
 
 def _tojson(value: Any) -> str:

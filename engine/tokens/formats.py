@@ -8,9 +8,11 @@ arguments.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from engine.errors import TemplateError
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,7 @@ class CallFormat:
 
     def before_arguments(self, name: str) -> str:
         """A call up to its arguments."""
-        if self.between:
-            return f"{name}{self.between}"
-        return f'{{"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
+        return "".join(text for text, _ in self._named(name))
 
     @property
     def after_arguments(self) -> str:
@@ -59,13 +59,24 @@ class CallFormat:
 
     def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls as they stand in a transcript: name and arguments of each."""
-        bodies = [
-            self.before_arguments(name) + json.dumps(arguments, ensure_ascii=False) + self.after_arguments
-            for name, arguments in calls
-        ]
-        if self.separator is not None:
-            return self.marker + self.lead + self.separator.join(bodies) + self.end if bodies else ""
-        return self.gap.join(self.marker + self.lead + body + self.end for body in bodies)
+        return "".join(text for text, _ in self.pieces(calls))
+
+    def pieces(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, bool]]:
+        """The same in pieces, each with whether it is the format's own: what a call says spells no mark."""
+        begin = self.marker + self.lead
+        between = self.separator if self.separator is not None else self.end + self.gap + begin
+        for index, (name, arguments) in enumerate(calls):
+            yield between if index else begin, True
+            yield from self._named(name)
+            yield json.dumps(arguments, ensure_ascii=False), False
+            yield self.after_arguments, True
+        if calls:
+            yield self.end, True
+
+    def _named(self, name: str) -> list[tuple[str, bool]]:
+        if self.between:
+            return [(name, False), (self.between, True)]
+        return [(f'{{"{self.name_key}": ', True), (json.dumps(name), False), (f', "{self.arguments_key}": ', True)]
 
 
 HERMES = CallFormat("hermes", marker="<tool_call>", lead="\n", end="\n</tool_call>", gap="\n")
@@ -77,3 +88,12 @@ CALL_ID = "tenuto000"
 MISTRAL = CallFormat("mistral", marker="[TOOL_CALLS]", lead=" [", separator=", ", end="]", more=f', "id": "{CALL_ID}"')
 MISTRAL_NAMED = CallFormat("mistral-named", marker="[TOOL_CALLS]", between="[ARGS]")
 FORMATS = (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED)
+
+
+def format_named(name: str) -> CallFormat | None:
+    """The format of this name; None for auto, which leaves it to the template. Raises TemplateError."""
+    found = next((kind for kind in FORMATS if kind.name == name), None)
+    if found is None and name != "auto":
+        known = ", ".join(kind.name for kind in FORMATS)
+        raise TemplateError(f"{name[:80]!r} is no format of calls; use auto, or one of {known}")
+    return found

@@ -26,6 +26,7 @@ _MAX_DEPTH = 32
 _MAX_REPEAT = 4096
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _CHECKED = 64  # what was found usable lately; a session asks for the same tools at every think
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|[{,:] ?')  # pieces as a schema's grammar has them
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 _ANSWER = "the schema of the answer"
@@ -34,14 +35,16 @@ Choice = str | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Form:
-    """What an answer must be: rules of the grammar that define `answer`. Made by `json` or `regex`."""
+    """What an answer must be: rules of the grammar that define `answer`. Made by `json` or `regex`; `schema` says the
+    same of what `json` made."""
 
     rules: str
+    schema: Mapping[str, Any] | None = None
 
     @classmethod
     def json(cls, schema: Mapping[str, Any]) -> Form:
         """Raises ToolSchemaError for a schema that is impossible, too large or not local."""
-        return cls(f"answer: %json {_schema_text(schema, _ANSWER)}\n")
+        return cls(f"answer: %json {_schema_text(schema, _ANSWER)}\n", dict(schema))
 
     @classmethod
     def regex(cls, pattern: str) -> Form:
@@ -77,20 +80,20 @@ def tool_grammar(
         return _checked(f"start: answer\n{form.rules}") if form is not None else None
     chosen = _chosen(tools, choice)
     several = format.several and (choice == "auto" if parallel is None else parallel)
-    rules = "\n".join(_call_rules(index, tool, format) for index, tool in enumerate(chosen))
-    plain = _Written(format, len(chosen), several, {})
-    text = _checked(plain.message(choice == "auto", form) + rules + "\n")
+    names = [tool.name for tool in chosen]
+    schemas = "".join(f"args_{index}: %json {_parameters(tool)}\n" for index, tool in enumerate(chosen))
+    text = _checked(_Written(format, names, several, {}).message(choice == "auto", form) + schemas)
     if not control:
         return text
-    return _Written(format, len(chosen), several, control).message(choice == "auto", form) + rules + "\n"
+    return _Written(format, names, several, control).message(choice == "auto", form) + schemas
 
 
 @dataclass(frozen=True)
 class _Written:
-    """The rules of a message around the rules of its calls. `control`: marks that are tokens, with their ids."""
+    """The rules of a message around those of its calls' arguments. `control`: marks that are tokens, with their ids."""
 
     format: CallFormat
-    count: int
+    names: Sequence[str]
     several: bool
     control: Mapping[str, int]
 
@@ -102,27 +105,45 @@ class _Written:
             return f"start: calls | answer\n{form.rules}{self._calls(lazy=False)}"
         if not self.format.marker:  # what begins as a call is one
             return f"start: calls | TEXT\nTEXT: /(\\s*[^{{\\s](.|\\n)*)?/\n{self._calls(lazy=False)}"
-        if self.format.marker in self.control:  # no text can be taken for it
+        if self.format.marker in self.control:
             before = "TEXT " if self.format.text_before else ""
-            return f"start: TEXT | {before}calls\nTEXT: /(.|\\n)*/\n{self._calls(lazy=False)}"
+            # Spelt by other tokens it would begin no call here, and be read as one.
+            spelt = _in_slashes(re.escape(self.format.marker))
+            text = f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{spelt}(.|\\n)*/\n"
+            return f"start: TEXT | {before}calls\n{text}{self._calls(lazy=False)}"
         tail = "call* TEXT" if self.several and self.format.separator is None else "calls | TEXT"
         return f"start: {tail}\nTEXT: /(.|\\n)*/\n{self._calls(lazy=True)}"
 
     def _calls(self, lazy: bool) -> str:
-        kind, mark = self.format, self._mark(self.format.marker)
-        bodies = "(" + " | ".join(f"body_{index}" for index in range(self.count)) + ")"
-        lead, end = _quoted(kind.lead), _quoted(kind.end)
+        kind, mark = self.format, self._text(self.format.marker)
+        bodies = "(" + " | ".join(f"body_{index}" for index in range(len(self.names))) + ")"
+        lead, end = self._text(kind.lead), self._text(kind.end)
         trigger = f"trigger[lazy]: TEXT {mark}\n" if lazy else f"trigger: {mark}\n" if mark else ""
         begin = "trigger" if trigger else ""
         if kind.separator is not None:
             more = f"({_quoted(kind.separator)} {bodies})*" if self.several else ""
-            return f"calls: {begin} {lead} {bodies} {more} {end}\n{trigger}"
+            return f"calls: {begin} {lead} {bodies} {more} {end}\n{trigger}{self._bodies()}"
         gap = "" if lazy else _quoted(kind.gap)
         more = f"({gap} call)*" if self.several else ""
-        return f"calls: call {more}\ncall: {begin} {lead} {bodies} {end}\n{trigger}"
+        return f"calls: call {more}\ncall: {begin} {lead} {bodies} {end}\n{trigger}{self._bodies()}"
 
-    def _mark(self, mark: str) -> str:
-        return f"<[{self.control[mark]}]>" if mark in self.control else _quoted(mark)
+    def _bodies(self) -> str:
+        after = self._text(self.format.after_arguments)
+        return "".join(
+            f"body_{index}: {self._head(name)} args_{index} {after}\n" for index, name in enumerate(self.names)
+        )
+
+    def _head(self, name: str) -> str:
+        """A call up to its arguments; without a marker in the pieces of JSON, since an answer may begin like it."""
+        text = self.format.before_arguments(name)
+        return self._text(text) if self.format.marker else " ".join(map(_quoted, _JSON.findall(text)))
+
+    def _text(self, text: str) -> str:
+        """As the grammar writes a text in which marks may be tokens; nothing where there is none."""
+        if not self.control:
+            return _quoted(text)
+        pieces = re.split("(" + "|".join(map(re.escape, self.control)) + ")", text)
+        return " ".join(f"<[{self.control[one]}]>" if one in self.control else _quoted(one) for one in pieces if one)
 
 
 def _quoted(text: str) -> str:
@@ -189,13 +210,13 @@ def _chosen(tools: Sequence[ToolSpec], choice: Choice) -> Sequence[ToolSpec]:
     return found
 
 
-def _call_rules(index: int, tool: ToolSpec, format: CallFormat) -> str:
+def _parameters(tool: ToolSpec) -> str:
+    """The schema of a tool's arguments, as grammars have it."""
     schema = dict(tool.parameters)
     what = f"the schema of {tool.name!r}"
     if (kind := schema.setdefault("type", "object")) != "object":
         raise ToolSchemaError(f"{what} must be of an object, not {kind!r}")
-    before, after = _quoted(format.before_arguments(tool.name)), _quoted(format.after_arguments)
-    return f"body_{index}: {before} args_{index} {after}\nargs_{index}: %json {_schema_text(schema, what)}"
+    return _schema_text(schema, what)
 
 
 def _schema_text(given: Mapping[str, Any], what: str) -> str:

@@ -6,18 +6,15 @@ back until that is known.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
+from engine.tokens.callbody import CallBody
 from engine.tokens.formats import CallFormat
 from engine.tokens.values import Call
 
-MAX_CALLS = 128  # of a message; what follows is text
-_PLAIN = re.compile(r'[^"\\]*')
-_DULL = re.compile(r'[^"{}\[\]:,]*')
+MAX_CALLS = 128  # of a message; what follows is text, and a list of more is none
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -52,17 +49,23 @@ Delta = TextDelta | CallStarted | ArgumentsDelta | CallEnded
 
 
 class MessageParser:
-    """Give me text, and I tell what it means so far. `broken`: a call was begun that is none."""
+    """Give me text, and I tell what it means so far. `broken`: a call was begun that is none.
 
-    def __init__(self, format: CallFormat) -> None:
+    tools: names that calls may have. Where calls have no marker, an object of another name is text, as is one that has
+    other members than a call's; None: any name, and an empty one: no calls without a marker.
+    """
+
+    def __init__(self, format: CallFormat, tools: Collection[str] | None = None) -> None:
         self._format = format
+        self._tools = tools
         self._state: Callable[[], bool] = self._begin
         self._rest = ""  # what was not understood yet
         self._told: list[Delta] = []
         self._calls = 0
-        self._said = False  # whether text was told, white space apart
         self._last = False
-        self._body = _Body(format)
+        self._before: list[str] = []  # white space before what may be a call without a marker
+        self._started = False  # whether the call was told
+        self._body = CallBody(format)
         self.broken = False
 
     def push(self, text: str) -> list[Delta]:
@@ -76,11 +79,13 @@ class MessageParser:
         """The message has ended."""
         self._last = True
         told = self.push("")
-        if self._state not in (self._begin, self._text, self._after_all, self._is_broken):
+        if self._state in (self._text, self._only_text, self._after_all, self._is_broken):
+            return told
+        if self._format.marker or self._started:
             self._break()
-            told += self._told
-            self._told = []
-        return told
+        else:
+            self._go(self._is_text)
+        return told + self.push("")
 
     # -- states: each takes what it understands of the rest, and says whether there may be more to do -----------------
 
@@ -88,15 +93,19 @@ class MessageParser:
         """Where a call may begin the message without a marker."""
         if self._format.marker:
             return self._go(self._text)
-        body = self._rest.lstrip()
-        marks = ("{", *filter(None, (self._format.may_be_marked,)))
-        if not self._last and any(mark.startswith(body) for mark in marks):
-            return False
-        found = next((mark for mark in marks if body.startswith(mark)), None)
-        if found is None:
+        if self._tools is not None and not self._tools:
             return self._go(self._only_text)
-        self._rest = body.removeprefix(self._format.may_be_marked) if found != "{" else body
-        return self._go(self._start_body)
+        self._skip_space()
+        body = self._rest
+        mark = self._format.may_be_marked
+        if not self._last and (not body or (mark and mark.startswith(body) and body != mark)):
+            return False
+        if mark and body.startswith(mark):
+            self._rest = body[len(mark) :]
+            return self._go(self._start_body)
+        if body.startswith("{"):
+            return self._go(self._start_body)
+        return self._go(self._is_text)
 
     def _text(self) -> bool:
         marker = self._format.marker
@@ -109,6 +118,11 @@ class MessageParser:
         self._tell_text(self._rest[: len(self._rest) - kept])
         self._rest = self._rest[len(self._rest) - kept :]
         return False
+
+    def _is_text(self) -> bool:
+        """What was held back is no call."""
+        self._rest = "".join(self._before) + self._body.raw + self._rest
+        return self._go(self._only_text)
 
     def _only_text(self) -> bool:
         self._tell_text(self._rest)
@@ -129,7 +143,9 @@ class MessageParser:
         self._skip_space()
         if not self._rest:
             return False
-        self._body = _Body(self._format)
+        if self._calls == MAX_CALLS:
+            return self._break()
+        self._body, self._started = CallBody(self._format), False
         return self._go(self._named if self._format.between else self._object)
 
     def _named(self) -> bool:
@@ -141,19 +157,35 @@ class MessageParser:
         if not _NAME.fullmatch(name):
             return self._break()
         self._body.name, self._rest = name, after
-        self._tell(CallStarted(self._calls, name))
         return self._go(self._object)
 
     def _object(self) -> bool:
-        used = self._body.read(self._rest)
-        self._rest = self._rest[used:]
-        for delta in self._body.told(self._calls):
-            self._tell(delta)
+        self._rest = self._rest[self._body.read(self._rest) :]
+        if not self._format.marker and not self._started:
+            is_call = self._may_be_call()
+            if not is_call:
+                return is_call is not None and self._go(self._is_text)
+        self._tell_call()
         if self._body.wrong:
             return self._break()
         if not self._body.whole:
             return False
         return self._go(self._after_body)
+
+    def _may_be_call(self) -> bool | None:
+        """Whether an object without a marker is a call; None: not known yet."""
+        named = self._body.name is None or self._tools is None or self._body.name in self._tools
+        return self._body.is_call if named else False
+
+    def _tell_call(self) -> None:
+        """What may be told of it now. Arguments that come before the name wait for it."""
+        if self._body.name is None:
+            return
+        if not self._started:
+            self._started = True
+            self._tell(CallStarted(self._calls, self._body.name))
+        if shown := self._body.arguments():
+            self._tell(ArgumentsDelta(self._calls, shown))
 
     def _after_body(self) -> bool:
         """What must follow: a call counts only then."""
@@ -163,6 +195,7 @@ class MessageParser:
             self._rest = trimmed[len(kind.separator.strip()) :]
             return self._end_call() and self._go(self._start_body)
         if not trimmed.startswith(end):
+            self._rest = trimmed
             return self._break() if trimmed and not end.startswith(trimmed) else False
         self._rest = trimmed[len(end) :] if end else self._rest
         if not self._end_call():
@@ -200,7 +233,10 @@ class MessageParser:
         return self._go(self._is_broken)
 
     def _skip_space(self) -> None:
-        self._rest = self._rest.lstrip()
+        after = self._rest.lstrip()
+        if not self._format.marker and after != self._rest:
+            self._before.append(self._rest[: len(self._rest) - len(after)])
+        self._rest = after
 
     def _tell_text(self, text: str) -> None:
         if text:
@@ -208,146 +244,6 @@ class MessageParser:
 
     def _tell(self, delta: Delta) -> None:
         self._told.append(delta)
-
-
-@dataclass
-class _Body:
-    """The object of one call, read character by character, though most of them by the handful."""
-
-    format: CallFormat
-    name: str | None = None
-    whole: bool = False
-    wrong: bool = False
-    _text: list[str] = field(default_factory=list)
-    _size: int = 0
-    _open: list[str] = field(default_factory=list)  # of objects and arrays that are not closed
-    _in_string: bool = False
-    _escaped: bool = False
-    _string: list[str] = field(default_factory=list)
-    _key: str | None = None  # at the top, whose value comes
-    _is_value: bool = False
-    _arguments: list[str] = field(default_factory=list)  # not told yet
-    _takes: bool = False  # whether what comes is arguments
-    _started: bool = False
-    _showed: bool = False
-
-    def __post_init__(self) -> None:
-        self._takes = bool(self.format.between)
-
-    def read(self, text: str) -> int:
-        """Characters that belong to the object."""
-        at = 0
-        while at < len(text) and not self.whole and not self.wrong:
-            at = self._in(text, at) if self._in_string else self._out(text, at)
-        return at
-
-    def _in(self, text: str, at: int) -> int:
-        if self._escaped:
-            self._escaped = False
-            return self._take(text, at, at + 1, self._string)
-        end = _PLAIN.match(text, at).end()  # type: ignore[union-attr]
-        if end > at:
-            at = self._take(text, at, end, self._string)
-        if at == len(text):
-            return at
-        if text[at] == "\\":
-            self._escaped = True
-            return self._take(text, at, at + 1, self._string)
-        self._in_string = False
-        return self._take(text, at, at + 1, self._string)
-
-    def _out(self, text: str, at: int) -> int:
-        end = _DULL.match(text, at).end()  # type: ignore[union-attr]
-        if end > at:
-            if not self._open and text[at:end].strip():
-                self.wrong = True
-            return self._take(text, at, end)
-        mark = text[at]
-        if not self._open and mark != "{":
-            self.wrong = True
-            return at
-        if mark == '"':
-            self._in_string, self._string = True, []
-        elif mark in "{[":
-            self._open.append(mark)
-        elif mark in "}]" and self._open.pop() != {"}": "{", "]": "["}[mark]:
-            self.wrong = True
-        top = len(self._open) == 1 and not self.format.between
-        if top and mark in ",":
-            self._end_value()
-        elif not self._open:
-            if not self.format.between:
-                self._end_value()
-            self.whole = True
-        at = self._take(text, at, at + 1, self._string if mark == '"' else None)
-        if top and mark == ":" and not self._is_value:
-            self._begin_value()
-        return at
-
-    def _take(self, text: str, at: int, end: int, string: list[str] | None = None) -> int:
-        piece = text[at:end]
-        self._text.append(piece)
-        if string is not None and len(self._open) == 1:
-            string.append(piece)
-        if self._takes:
-            self._arguments.append(piece)
-        return end
-
-    def _begin_value(self) -> None:
-        try:
-            self._key = json.loads("".join(self._string))
-        except ValueError:
-            self._key = None
-        self._is_value, self._string = True, []
-        self._takes = self._key == self.format.arguments_key
-
-    def _end_value(self) -> None:
-        if self._key == self.format.name_key and self.name is None:
-            try:
-                name = json.loads("".join(self._string))
-                self.name = name if isinstance(name, str) else None
-            except ValueError:
-                self.wrong = True
-        self._key, self._is_value, self._takes = None, False, False
-
-    def told(self, index: int) -> list[Delta]:
-        """What may be told now. Arguments that come before the name wait for it."""
-        told: list[Delta] = []
-        if self.name is None:
-            return told
-        if not self._started:
-            self._started = True
-            if not self.format.between:
-                told.append(CallStarted(index, self.name))
-        shown = "".join(self._arguments)
-        shown = shown if self._showed else shown.lstrip()
-        if shown:
-            self._showed = True
-            told.append(ArgumentsDelta(index, shown))
-        self._arguments = []
-        return told
-
-    def call(self) -> Call | None:
-        """The call of a whole object, or None where it is none."""
-        raw = "".join(self._text).strip()
-        try:
-            value = json.loads(raw, object_pairs_hook=_once)
-        except (ValueError, RecursionError):
-            return None
-        if self.format.between:
-            return Call(self.name or "", value, raw) if isinstance(value, dict) else None
-        name, arguments = value.get(self.format.name_key), value.get(self.format.arguments_key)
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            return None
-        return Call(name, arguments, raw)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A member that stands twice could be told as one thing and mean another."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a member stands twice")
-    return found
 
 
 def _overlap(text: str, marker: str) -> int:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Bpe
 
 from engine.errors import ModelFileError
 from engine.tokens.chat import ChatFormat
+from engine.tokens.formats import format_named
 from engine.tokens.vocabulary import Tables, Tokenizer
 
 MAX_BYTES = 256 << 20  # of what was packed; a vocabulary of 150,000 tokens takes 17 MB
@@ -35,6 +36,7 @@ def publish_chat(tokenizer: Tokenizer, chat: ChatFormat) -> PublishedChat:
     document = {
         "version": _VERSION,
         "template": {"text": template.text, "bos": template.bos},
+        **({"calls": chat.given_calls.name} if chat.given_calls else {}),
         "tokens": tables.tokens,
         "kinds": tables.kinds,
         "pieces": base64.b64encode(b"".join(tables.pieces)).decode(),
@@ -73,7 +75,8 @@ def read_chat(published: PublishedChat) -> tuple[Tokenizer, ChatFormat]:
             space=tuple(document["space"]) if document["space"] else None,
         )
     )
-    return tokenizer, ChatFormat(tokenizer, document["template"]["text"], document["template"]["bos"])
+    calls = format_named(document.get("calls", "auto"))
+    return tokenizer, ChatFormat(tokenizer, document["template"]["text"], document["template"]["bos"], calls)
 
 
 def _unpacked(data: bytes) -> bytes:

@@ -17,6 +17,7 @@ _PROBE: dict[str, Any] = {
     "type": "function",
     "function": {"name": "qzprobezq", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
+_SYSTEM = "qzsystemzq"
 _PROBED = {"q": "qz9zq"}  # arguments of a past call
 
 
@@ -78,28 +79,30 @@ class Scaffold:
         return tuple(parts)
 
 
-def learn(template: Template) -> Scaffold:
+def learn(template: Template, calls: CallFormat | None = None) -> Scaffold:
     """Render conversations that grow by a message and take the differences.
 
     An assistant message is learnt where another one follows it: some templates write the last one in another way, with
     the model's thoughts before it. What the model said stays in the transcript as it was said.
 
+    `calls`: how calls are written, whatever the template makes of one.
+
     Raises TemplateError when a longer conversation does not begin with the shorter one: then a transcript could not be
     appended to, and its tokens could not be kept.
     """
     try:
-        return _learn(template, has_system=True)
+        return _learn(template, calls, has_system=True)
     except TemplateError as refusal:
         if "system" not in template.source and "raise_exception" not in template.source:
             raise
         try:
-            return _learn(template, has_system=False)
+            return _learn(template, calls, has_system=False)
         except TemplateError:
             raise refusal from None
 
 
-def _learn(template: Template, has_system: bool) -> Scaffold:
-    asked = _messages(*[("system", "s")] * has_system, ("user", _mark(1)))
+def _learn(template: Template, given: CallFormat | None, *, has_system: bool) -> Scaffold:
+    asked = _messages(*[("system", _SYSTEM)] * has_system, ("user", _mark(1)))
     answered = asked + _messages(("assistant", _mark(2)))
     again = answered + _messages(("user", _mark(3)))
     plain, opened, whole, more, tooled = template.written(
@@ -116,23 +119,29 @@ def _learn(template: Template, has_system: bool) -> Scaffold:
     if not user[0]:
         raise TemplateError("the chat template writes nothing before a user message; it cannot be used")
     tells_before = tooled.endswith(user[0] + _mark(1) + user[1])  # else a first user message is unlike later ones
-    calls = _learn_calls(template, asked, tooled) if tells_before else None
+    calls = _learn_calls(template, asked, tooled, given) if tells_before else None
+    if given is not None and calls is None:
+        raise TemplateError("the chat template knows no tools: a format of calls cannot be chosen for it; use auto")
     tools, quotes = _learn_tools(template, asked, close) if calls else (("", "", ""), False)
     return Scaffold(
         user=(user[0], user[1]),
         tools=tools,
         assistant_open=assistant_open,
         assistant_close=close,
-        has_system=has_system,
+        has_system=has_system and _SYSTEM in plain,  # some leave it out without a word
         calls=calls,
         quotes_results=quotes,
     )
 
 
-def _learn_calls(template: Template, asked: list[dict[str, Any]], tooled: str) -> CallFormat | None:
-    """The format in which the template writes a past call; None where it is none that we know."""
+def _learn_calls(
+    template: Template, asked: list[dict[str, Any]], tooled: str, given: CallFormat | None
+) -> CallFormat | None:
+    """The format that is given, or in which the template writes a past call; None where it is none that we know."""
     if "qzprobezq" not in tooled:
         return None
+    if given is not None:
+        return given
     if HERMES.marker in tooled:
         return HERMES
     try:

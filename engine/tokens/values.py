@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +38,32 @@ class ToolResult:
     call_id: str
     name: str
     content: str
+
+
+def exact_json(text: str) -> Any:
+    """JSON that means one thing and can be written again: no member stands twice, and numbers are finite.
+
+    Raises ValueError where it is none, or deeper than Python reads.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A member that stands twice could be told as one thing and mean another."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a member stands twice")
+    return found
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number[:20]} is no number that JSON can write")
+    return value
 
 
 @dataclass(frozen=True)

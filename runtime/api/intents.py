@@ -65,7 +65,7 @@ class Receipt(Shape):
     object: Literal["kv.receipt"] = "kv.receipt"
     session_id: str
     intent: Intent
-    status: Literal["accepted", "clipped", "deferred", "rejected", "missing"]
+    status: Literal["accepted", "clipped", "deferred", "rejected", "missing", "external"]
     tier: str | None = Field(description="Where an offload goes.")
     pages: int
     bytes: int

@@ -15,6 +15,7 @@ from runtime.api.documented import Id, Page, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.config import MessageIn, SessionConfig
 from runtime.errors import InvalidRequest, NotFound, Unavailable
+from runtime.generation import Sampling
 from runtime.settings import ANY_IMAGE
 from runtime.specs import tool_specs
 from runtime.store import Database, fleet
@@ -58,6 +59,11 @@ class Served:
     @property
     def context_length(self) -> int:
         return int(self.card["context_length"])
+
+    @property
+    def external(self) -> bool:
+        """Whether a model server counts the tokens, and ours are bytes."""
+        return bool(self.card.get("kv") == "external")
 
 
 async def served(db: Database) -> dict[str, Served]:
@@ -138,7 +144,8 @@ async def ensure_turn_works(config: SessionConfig, model: Served, message: Messa
 
 
 def ensure_tokens_exist(config: SessionConfig, model: Served) -> None:
-    """Raises InvalidRequest where an option names a token that there is none of."""
+    """Raises InvalidRequest where an option names a token that there is none of, or cannot be had of the model."""
+    ensure_options_are_had(config, model)
     size = int(model.card["vocab_size"])
     for token in config.sampling.logit_bias:
         if int(token) >= size:
@@ -146,6 +153,25 @@ def ensure_tokens_exist(config: SessionConfig, model: Served) -> None:
                 f"sampling.logit_bias: there is no token {token}; those of {config.model} are 0 to {size - 1}",
                 param="sampling.logit_bias",
             )
+
+
+def ensure_options_are_had(config: SessionConfig, model: Served) -> None:
+    """Raises InvalidRequest where the model's server takes no such option: none is left out in silence."""
+    usual = Sampling()
+    asked = {name for name in Sampling.model_fields if getattr(config.sampling, name) != getattr(usual, name)}
+    if config.response_format is not None:
+        asked.add(config.response_format.type)
+    for name in model.card.get("refuses", ()):
+        if name in asked:
+            where = f"sampling.{name}" if name in Sampling.model_fields else "response_format"
+            raise InvalidRequest(
+                f"{where}: the server that runs {config.model} ({model.card['server']}) does not take"
+                f" {name}; leave it out, or use a model that an engine of this installation runs",
+                param=where,
+                code="option_not_supported",
+            )
+    for child in children_of(config):
+        ensure_options_are_had(child, model)
 
 
 def children_of(config: SessionConfig) -> list[SessionConfig]:
@@ -199,7 +225,7 @@ async def ensure_it_fits(
     request: Request, db: Database, config: SessionConfig, model: Served, *, content: str = "", used: int = 0
 ) -> None:
     """Raises InvalidRequest (context_length_exceeded) if the prompt leaves no room for an answer."""
-    if model.chat is None:
+    if model.chat is None or model.external:  # what fits there is for the server to say
         return
     chat = await request.app.state.chats.of(db, model.chat)
     # In a thread: a template is rendered by a process of its own, and a long text takes its time.

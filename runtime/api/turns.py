@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,13 +25,13 @@ from pydantic import BaseModel, ValidationError
 
 from engine.tokens import FORMATS
 from runtime import delivery
-from runtime.agents import Origin
+from runtime.agents import AGENT, Origin
 from runtime.api import views
-from runtime.api.making import checked
+from runtime.api.making import checked, resolved
 from runtime.api.models import checked_model, ensure_it_fits, ensure_turn_works
 from runtime.api.problems import describe
 from runtime.api.sending import send
-from runtime.config import MessageIn, SessionConfig, SessionIn
+from runtime.config import MessageIn, SessionConfig, SessionIn, Wanted
 from runtime.errors import Conflict, InvalidRequest, NotFound, RequestError
 from runtime.kept import as_kept
 from runtime.openai import Chain, Items, Telling, Tools, as_engine
@@ -46,6 +47,7 @@ SWEEP_EVERY_S: Final = 30.0
 STALE_S: Final = 20.0  # for as long a response may be on its way into its session
 KEPT_S: Final[Mapping[str, float]] = {"24h": 86_400.0, "in_memory": 3600.0, "in-memory": 3600.0}
 _PAGE = 500
+_AGENT = "agent:"  # before the name of one of ours, in place of a model's
 _ROUNDS = 1000
 _THEIR_WORDS: Final = {"options.sampling.": "", "options.": "", "items.": "input.", ".client.": ".", ".mcp.": "."}
 Model = TypeVar("Model", bound=BaseModel)
@@ -94,6 +96,7 @@ class _Place:
     held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     made: bool = False
     config: SessionConfig | None = None
+    origin: Origin = field(default_factory=Origin)
 
     @property
     def goes_on(self) -> bool:
@@ -103,8 +106,9 @@ class _Place:
 
 async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, fork: bool = False) -> Row:
     """The turn, accepted: it is never lost. `fork`: it goes on beside what goes on from there already."""
-    served = await checked_model(db, asked.model)
-    model = served.name
+    origin, config = await _made_of(db, tenant, asked.model)
+    served = await checked_model(db, config.model if config is not None else asked.model)
+    model = served.name if origin is None else f"{_AGENT}{origin.agent}@{origin.version}"
     parent, before = await _behind(request.app, db, tenant, asked)
     lead, rest = opening(asked.items) if parent is None and not before else ([], asked.items)
     system = "\n\n".join(filter(None, [asked.instructions, *lead])) or None
@@ -114,14 +118,15 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
         parent = await _by_what_is_said(db, tenant, root, rest)
         if parent is not None:
             told = await responses.history(db, parent)
-            rest = rest[_length(rest, root, parent) :]
+            length = _length(rest, root, parent)
+            rest = _in_our_words(rest[:length], told, rest[length:])
             conversation = [*told, *rest]
     response_id = asked.response_id or f"resp_{secrets.token_hex(16)}"
     place = await _in_place(db, parent, root, rest, fork) if parent is not None else None
     if place is None:
         _ensure_no_approval(rest)
-        config = await _config(request, db, tenant, model, system, asked)
-        place = _Place(sessions.new_id("ses"), parent, conversation, made=True, config=config)
+        new = await _new_place(request, db, tenant, model, system, asked)
+        place = replace(new, parent=parent, items=conversation)
     row = Row(
         response_id=response_id,
         tenant_id=tenant,
@@ -138,6 +143,7 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
             "model": model,
             "_logprobs": asked.logprobs,
             "_chat": served.chat,
+            "_asks": [*asked.tools.approvals, *(config.approvals if config is not None else ())],
             "_before": before if parent is None else [],
         },
         root=root,
@@ -160,6 +166,16 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
         return await accept(request, db, tenant, asked, fork=True)  # somebody else was there first
     _follow(request.app, row)
     return row
+
+
+async def _made_of(db: Database, tenant: str, model: str) -> tuple[Origin | None, Wanted | None]:
+    """The agent that is asked for in place of a model, and what it is made of. Raises InvalidRequest."""
+    if not model.startswith(_AGENT):
+        return None, None
+    if not re.fullmatch(AGENT, model.removeprefix(_AGENT)):
+        raise InvalidRequest(f"model: {model!r} names no agent; use {_AGENT}NAME or {_AGENT}NAME@3", param="model")
+    wanted, origin = await resolved(db, tenant, SessionIn(agent=model.removeprefix(_AGENT)))
+    return origin, wanted
 
 
 async def _behind(app: FastAPI, db: Database, tenant: str, asked: Asked) -> tuple[Row | None, Items]:
@@ -215,6 +231,18 @@ async def _by_what_is_said(db: Database, tenant: str, root: Mapping[str, Any], i
     """The response that the conversation begins with, if one does."""
     digests = Chain.of(root, items).digests
     return await responses.ended_with(db, tenant, digests[1:-1]) if len(digests) > 2 else None
+
+
+def _in_our_words(sent: Items, told: Items, rest: Items) -> Items:
+    """The rest, with results under the ids that we gave their calls: whoever sends a conversation may have others."""
+    theirs, ours = ([item["call_id"] for item in items if item["type"] == "function_call"] for items in (sent, told))
+    names = dict(zip(theirs, ours, strict=True))
+    return [
+        {**item, "call_id": names.get(item["call_id"], item["call_id"])}
+        if item["type"] == "function_call_output"
+        else item
+        for item in rest
+    ]
 
 
 def _length(items: Items, root: Mapping[str, Any], parent: Row) -> int:
@@ -343,28 +371,29 @@ def _refused(message: str) -> InvalidRequest:
     return InvalidRequest(f"input: {message}", param="input", code="invalid_value")
 
 
-async def _config(
+async def _new_place(
     request: Request, db: Database, tenant: str, model: str, system: str | None, asked: Asked
-) -> SessionConfig:
-    wanted = _made(
-        SessionIn,
-        {
-            "model": model,
-            "system": system,
-            "tools": list(asked.tools.session),
-            "approvals": dict(asked.tools.approvals),
-            "context_policy": "drop_tool_output" if asked.drops_output else "fail",
-        },
-        "tools",
-    )
-    return await checked(request, db, tenant, wanted)
+) -> _Place:
+    """A session that is yet to be made. Raises InvalidRequest."""
+    said: dict[str, Any] = {
+        "system": system,
+        "tools": list(asked.tools.session),
+        "approvals": dict(asked.tools.approvals),
+        "context_policy": "drop_tool_output" if asked.drops_output else None,
+    }
+    agent = model.startswith(_AGENT)
+    given = {"agent": model.removeprefix(_AGENT)} if agent else {"model": model}
+    body = _made(SessionIn, {**given, **{name: value for name, value in said.items() if value}}, "tools")
+    wanted, origin = await resolved(db, tenant, body)
+    config = await checked(request, db, tenant, wanted)
+    origin = replace(origin, metadata={**origin.metadata, "openai": str(asked.base.get("object", "response"))})
+    return _Place(sessions.new_id("ses"), None, [], made=True, config=config, origin=origin)
 
 
-async def _create(request: Request, db: Database, row: Row, config: SessionConfig) -> None:
+async def _create(request: Request, db: Database, row: Row, config: SessionConfig, origin: Origin) -> None:
     tenant, session_id = row.tenant_id, row.session_id
     domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
     kept = as_kept(request.app.state.sealer, tenant, config)
-    origin = Origin(metadata={"openai": str(row.base.get("object", "response"))})
     await sessions.create(db, tenant, session_id, kept, secrets.randbelow(2**63), domain=domain, origin=origin)
 
 
@@ -392,7 +421,7 @@ async def _say(request: Request, db: Database, row: Row, place: _Place, asked: A
         await _check(request, db, config, message, None if session is None else place.session_id)
         row = replace(row, message_id=f"msg_{row.response_id.removeprefix('resp_')}")
     if place.config is not None:
-        await _create(request, db, row, place.config)
+        await _create(request, db, row, place.config, place.origin)
     if not await responses.add(db, row, asked.keep_s, asked.request_hash):
         raise Conflict("a request with this Idempotency-Key is on its way; try again", code="idempotency_busy")
     await _deliver(request, db, row, place, message, options)
@@ -531,7 +560,8 @@ async def _telling(db: Database, app: FastAPI, row: Row) -> Telling:
         calls,
         functions,
         row.message_id,
-        asks=row.root.get("approvals", ()),
+        has_tools=bool(row.root["tools"]) or row.root["model"].startswith(_AGENT),
+        asks=row.base.get("_asks", ()),
         held={int(number): about for number, about in row.base.get("_held", {}).items()},
         held_step=row.base.get("_held_step") or 0,
     )

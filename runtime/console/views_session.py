@@ -94,7 +94,8 @@ def talk(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             if step not in written:
                 written[step] = {"who": "model", "text": "", "step": step, "at": event["created_at"]}
                 said.append(written[step])
-            written[step]["text"] += data["text"]
+            before = written[step]["text"] if data.get("offset") else ""  # what was cut off may be said anew
+            written[step]["text"] = before + data["text"]
         elif kind == "tool.requested":
             call = {"who": "tool", "step": step, "at": event["created_at"], "name": data["name"]}
             calls[step, data["call"]] = {**call, "arguments": data["arguments"], "result": None, "reason": None}

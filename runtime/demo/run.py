@@ -174,8 +174,7 @@ def pages_held(stats: dict[str, Any]) -> dict[str, int]:
     """Pages that sessions hold, per place, from the engine's statistics."""
     return {
         "device": int(stats["pool"]["total"]) - int(stats["pool"]["free"]),
-        "host": int(stats["tiers"]["host"]["pages"]),
-        "nvme": int(stats["tiers"]["nvme"]["pages"]),
+        **{tier: int(stats["tiers"][tier]["pages"]) for tier in ("host", "nvme") if tier in stats["tiers"]},
     }
 
 

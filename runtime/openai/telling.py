@@ -45,6 +45,7 @@ class Telling:
 
     base: the response object, in progress
     functions: names of tools that run at the caller
+    has_tools: whether there is anything to call
     message_id: the message that the turn begins with; None: it begins with the answers to calls
     asks: names of tools whose calls wait for approval, `label__*` for a server's. With any, calls are told once it is
     known that they run, since the same message may hold one that waits
@@ -57,6 +58,7 @@ class Telling:
     calls: CallFormat
     functions: Collection[str]
     message_id: str | None
+    has_tools: bool = True
     asks: Collection[str] = ()
     held: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     held_step: int = 0
@@ -130,11 +132,16 @@ class Telling:
                 made += [{**first, "id": item["id"]}, *rest]
         return made
 
+    @property
+    def _callable(self) -> Collection[str] | None:
+        """What may be called at all: anything, or nothing."""
+        return None if self.has_tools and self.base.get("tool_choice") != "none" else ()
+
     # -- thinks -------------------------------------------------------------------------------------------------------
 
     def _start_think(self, step: int) -> None:
         if step != self._step:  # another attempt goes on where the last one stopped
-            self._step, self._parser = step, MessageParser(self.calls)
+            self._step, self._parser = step, MessageParser(self.calls, self._callable)
             self._call, self._logprobs, self._blank = {}, [], ""
 
     def _say(self, step: int, data: Mapping[str, Any]) -> None:
@@ -199,7 +206,7 @@ class Telling:
         return bool(self.asks) and (name in self.functions or self._asks_for(name))
 
     def _asks_for(self, name: str) -> bool:
-        return name in self.asks or f"{name.partition('__')[0]}__*" in self.asks
+        return bool({name, f"{name.partition('__')[0]}__*", "*"} & set(self.asks))
 
     def _begin_call(self, index: int, name: str, question: str | None = None) -> _Open:
         if name in self.functions:

@@ -24,6 +24,7 @@ from runtime.steps import (
     tooling,
 )
 from runtime.steps.errors import told_to_the_workflow
+from runtime.steps.measuring import measure
 from runtime.steps.services import Services
 from runtime.store import alterations, commands, sessions, standing
 from runtime.store.standing import Standing
@@ -177,9 +178,8 @@ class Steps:
         """`ended`: as a step left it that has just ended; else the record is asked."""
         s = self._services
         at = ended or await standing.standing(s.db, session_id)
-        return replace(
-            at.progress, full=compacting.is_full(s.engine.card.context_length, at.config, at.tokens, at.progress)
-        )
+        measured = await measure(s, session_id)
+        return replace(at.progress, full=compacting.is_full(measured, at.config, at.tokens, at.progress))
 
 
 def execution() -> str:

@@ -57,7 +57,7 @@ async def _asked(s: Services, session: Session, token_ids: list[int], asked: Any
 
 async def _tell(s: Services, session: Session, intent: str, receipt: KvReceipt) -> None:
     """In the session's log, as of the intents of its steps; and where its pages are now, as far as is known."""
-    if receipt.status in ("missing", "rejected"):
+    if receipt.status in ("missing", "rejected", "external"):
         return
     told = {name: value for name, value in dataclasses.asdict(receipt).items() if value is not None}
     event = Event(_EVENT[intent], {**told, "source": "api"})

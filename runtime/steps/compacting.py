@@ -15,6 +15,8 @@ from engine import Done, Prefill, Sampling, Tokens
 from engine.tokens import ToolResult
 from runtime.config import SessionConfig
 from runtime.steps import checkpoints
+from runtime.steps.generating import counted_elsewhere
+from runtime.steps.measuring import Measure, measure
 from runtime.steps.services import Services
 from runtime.store import sessions, standing, steps
 from runtime.store.values import Attempt, Event, Owner, Segment
@@ -49,22 +51,26 @@ class Compacted:
         return self.start + sum(len(segment.token_ids) for segment in self.segments)
 
 
-def reserve(limits_think_tokens: int, context: int) -> int:
+def reserve(limits_think_tokens: int, measured: Measure) -> int:
     """Room that a think should find: for what it may say, and a little more for a compaction's own question."""
-    return min(limits_think_tokens, context // 4) + context // 16
+    context = measured.context
+    return min(measured.of(limits_think_tokens), context // 4) + context // 16
 
 
-def is_full(context: int, config: Mapping[str, Any], tokens: int, at: Progress) -> bool:
+def is_full(measured: Measure, config: Mapping[str, Any], tokens: int, at: Progress) -> bool:
     """Whether the next think needs room that is not there. Never twice in a row: a compaction does what it can."""
     if config.get("context_policy", "fail") == "fail" or at.compacted:
         return False
-    return next_action(at) is Next.THINK and tokens + reserve(config["limits"]["max_think_tokens"], context) > context
+    if next_action(at) is not Next.THINK:
+        return False
+    return tokens + reserve(config["limits"]["max_think_tokens"], measured) > measured.context
 
 
-def warning(context: int, before: int, after: int) -> list[Event]:
+def warning(measured: Measure, before: int, after: int) -> list[Event]:
     """Said once, by the step with which the transcript passed WARN_AT of its context."""
-    if before < WARN_AT * context <= after:
-        return [Event("context.warning", {"tokens": after, "context_length": context})]
+    if before < WARN_AT * measured.context <= after:
+        told = {"tokens": measured.tokens(after), "context_length": measured.length}
+        return [Event("context.warning", told if measured.exact else {**told, "estimated": True})]
     return []
 
 
@@ -79,14 +85,15 @@ async def compact(s: Services, what: StepIn, execution: str) -> None:
         return
     before = await steps.branch(s.db, what.session_id, what.step_no)
     size = _size(before)
-    context = s.engine.card.context_length
+    measured = await measure(s, what.session_id)
     at = await s.db.run(lambda c: standing.progress(c, what.session_id))
     compacted: Compacted | None
     if config.context_policy == "summarise":
         turn = _last_turn(before) if next_action(at) is not Next.REST else ()
-        compacted = await _summarised(s, owner, attempt, before, turn)
+        compacted = await _summarised(s, owner, attempt, before, turn, measured)
     else:
-        compacted = dropped(before, int(GOAL * context), lambda calls: _emptied(s, calls), await _call_counts(s, what))
+        goal = int(GOAL * measured.context)
+        compacted = dropped(before, goal, lambda calls: _emptied(s, calls), await _call_counts(s, what))
     if compacted is None or compacted.tokens >= size:
         cost = (compacted.sampled, compacted.account) if compacted else (0, {})
         compacted = Compacted(size, (), 0, *cost)
@@ -156,22 +163,25 @@ async def _call_counts(s: Services, what: StepIn) -> dict[int, int]:
     return {row["step_no"]: row["calls"] or 1 for row in rows}
 
 
-async def _summarised(s: Services, owner: Owner, attempt: Attempt, before: Branch, turn: Branch) -> Compacted:
+async def _summarised(
+    s: Services, owner: Owner, attempt: Attempt, before: Branch, turn: Branch, measured: Measure
+) -> Compacted:
     """The opening, what the model itself says of the rest, and the turn that goes on."""
-    context = s.engine.card.context_length
+    context = measured.context
     opening = len(before[0][2]) if before and before[0][1] == "scaffold" else 0
     question = [*s.chat.user(ASK), *s.chat.assistant_open()]
-    length = min(512, context // 8)
-    room = context - length - len(question)
+    length = min(512, measured.length // 8)
+    room = context - measured.of(length) - len(question)
     tokens = [token for _, _, ids in before for token in ids]
     sampled, account = await _generate(s, owner, attempt, [*tokens[:room], *question], length)
-    summary = s.chat.parse_assistant(sampled).text.strip()
+    summary = s.chat.parse_assistant(sampled, tools=()).text.strip()
+    counted = account["usage"]["completion_tokens"] if "usage" in account else len(sampled)
     if not summary:
-        return Compacted(_size(before), (), 0, len(sampled), account)
+        return Compacted(_size(before), (), 0, counted, account)
     told = s.chat.user(TOLD.format(summary))
     room = int(GOAL * context) - opening - len(told)
     kept = turn if _size(turn) <= room else last_round(turn)
-    return Compacted(opening, (Segment("message", told), *joined(kept)), 0, len(sampled), account)
+    return Compacted(opening, (Segment("message", told), *joined(kept)), 0, counted, account)
 
 
 def _size(branch: Branch) -> int:
@@ -229,5 +239,6 @@ async def _generate(
             account["kv"] = dataclasses.asdict(event)
         elif isinstance(event, Done):
             account |= {"prefill_ms": event.prefill_ms, "decode_ms": event.decode_ms}
+            account |= counted_elsewhere(event) if event.usage is not None else {}
             break
     return sampled, account

@@ -51,6 +51,11 @@ def disk_is_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def asked_to_wait_s(error: Exception) -> float | None:
+    """For how long a model server wants to be left alone."""
+    return error.retry_after_s if isinstance(error, engine.ServerUnavailable) else None
+
+
 def meaning(error: Exception) -> str | None:
     """The ErrorType of an error, or None for one that nobody raised on purpose."""
     if isinstance(error, engine.RequestError) and error.code == "stale_epoch":
@@ -76,6 +81,7 @@ def told_to_the_workflow(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
             if kind is None:
                 raise
             message = DISK_FULL if disk_is_full(error) else str(error)
-            raise ApplicationError(message, type=kind, non_retryable=kind == ErrorType.REFUSED) from error
+            details = () if (wait_s := asked_to_wait_s(error)) is None else (wait_s,)
+            raise ApplicationError(message, *details, type=kind, non_retryable=kind == ErrorType.REFUSED) from error
 
     return run

@@ -16,6 +16,8 @@ from engine.tokens import ArgumentsDelta, CallStarted, ChatFormat, MessageParser
 from runtime.config import SessionConfig
 from runtime.errors import InvalidRequest
 from runtime.generation import Sampling as Options
+from runtime.steps import measuring
+from runtime.steps.measuring import Measure
 from runtime.steps.services import Services
 from runtime.store import budgets, events, fleet, steps
 from runtime.store.values import Attempt, Event, Owner, Session
@@ -40,17 +42,21 @@ class Ask:
     prompt: list[int]
     sampled: list[int]
     known: int
+    measure: Measure
     redactor: Redactor = NOTHING  # of what is shown; the transcript is as it was sampled
     seed: int | None = None  # of the turn; None: the session's
 
-    def room(self, s: Services) -> int:
-        """Tokens that still fit into the context."""
-        return s.engine.card.context_length - len(self.prompt) - len(self.sampled)
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for one more token, or may be."""
+        return len(self.prompt) + len(self.sampled) < self.measure.most
 
-    def arguments(self, chat: ChatFormat, room: int) -> dict[str, Any]:
+    def arguments(self, chat: ChatFormat) -> dict[str, Any]:
         """Of `EngineClient.generate`. Blocking: a grammar that is new takes some 10 ms to be checked."""
         session, sampling, sampled = self.session, self.config.sampling, len(self.sampled)
         within = budgets.left(session, "tokens")
+        left = self.config.limits.max_think_tokens - self.measure.tokens(sampled)
+        longest = self.measure.longest(left if within is None else min(left, int(within)), len(self.prompt) + sampled)
         choice = self.tool_choice if self.tool_choice in CHOICES else {"name": self.tool_choice}
         form = self.config.response_format.form if self.config.response_format is not None else None
         return {
@@ -58,9 +64,7 @@ class Ask:
             "session": session.session_id,
             "epoch": session.epoch,
             "token_ids": [*self.prompt, *self.sampled],
-            "max_tokens": min(
-                self.config.limits.max_think_tokens - sampled, room, room if within is None else int(within)
-            ),
+            "max_tokens": longest,
             "sampling": drawing(sampling, session.seed if self.seed is None else self.seed),
             "grammar": chat.tool_grammar(self.tools.specs, choice, form, self.config.parallel_tool_calls),
             "stop": sampling.stop,
@@ -90,7 +94,8 @@ def drawing(options: Options, seed: int) -> Sampling:
 @dataclass
 class End:
     """What a think has sampled: `sampled` is durable, `rest` becomes so with the step's end. `kv_tokens` and `kv_keys`
-    are of the session's pages; None where the engine had nothing to do."""
+    are of the session's pages; None where the engine had nothing to do. `spent`: what the budget counts already of what
+    this attempt sampled."""
 
     sampled: list[int]
     rest: list[int] = dataclasses.field(default_factory=list)
@@ -98,6 +103,8 @@ class End:
     finish: dict[str, Any] = dataclasses.field(default_factory=lambda: {"finish_reason": "stop", "resumed": True})
     kv_tokens: int = 0
     kv_keys: Sequence[str] | None = None
+    spent: int = 0
+    appended: int = 0  # of `sampled`, by this attempt
 
     @property
     def whole(self) -> list[int]:
@@ -110,18 +117,17 @@ class Generation:
 
     def __init__(self, s: Services, ask: Ask) -> None:
         """Raises InvalidRequest where the context is full."""
-        room = ask.room(s)
-        if room <= 0:
+        if not ask.fits:
             raise InvalidRequest(
-                f"the context is full: {len(ask.prompt)} tokens of {s.engine.card.context_length}; start a new session",
+                f"the context is full: {len(ask.prompt)} tokens of {ask.measure.most}; start a new session",
                 code="context_length_exceeded",
             )
         self._s, self._ask = s, ask
         self._received = _Received()
-        self._receiving = asyncio.create_task(self._receive(room))
+        self._receiving = asyncio.create_task(self._receive())
 
-    async def _receive(self, room: int) -> None:
-        arguments = await asyncio.to_thread(self._ask.arguments, self._s.chat, room)
+    async def _receive(self) -> None:
+        arguments = await asyncio.to_thread(self._ask.arguments, self._s.chat)
         await self._s.coming_back.asked(self._ask.session.session_id)
         client = await self._s.engine.client()
         await self._received.take(client.generate(**arguments))
@@ -139,14 +145,15 @@ class Generation:
         receiving.add_done_callback(lambda _: received.changed.set())
         ask = self._ask
         shown = Shown(self._s.chat, ask.redactor, sampled, ask.config.sampling.stop, calls=bool(ask.config.tools))
-        began = False
+        began, spent, card = False, 0, self._s.engine.card
         while (received.waiting and received.done is None) or not receiving.done():
             await received.changed.wait()
             received.changed.clear()
             if not began and received.prefill is not None:
                 began = True
                 tenant, source = attempt.session.tenant_id, received.source()
-                await fleet.note_residency(self._s.db, owner.session_id, tenant, "device", source)
+                at = ("external", {"server": card.server}) if card.external else ("device", source)
+                await fleet.note_residency(self._s.db, owner.session_id, tenant, *at)
             await self._tell(owner, attempt)
             while received.waiting and received.done is None:
                 started = time.monotonic()
@@ -154,7 +161,9 @@ class Generation:
                 likely = told_logprobs(received.logprobs[: len(batch)])
                 told = shown.push(batch)
                 db, offset = self._s.db, len(sampled)
-                await steps.append_tokens(db, owner, attempt, offset, batch, told.text, likely, told.calls)
+                counts = measuring.spent(card, len(batch))
+                await steps.append_tokens(db, owner, attempt, offset, batch, told.text, likely, told.calls, counts)
+                spent += counts
                 del received.waiting[: len(batch)], received.logprobs[: len(batch)]
                 sampled.extend(batch)
                 if not receiving.done():  # more will come, or the end, which nothing waits for
@@ -164,12 +173,23 @@ class Generation:
         assert done is not None
         finish = {name: value for name, value in dataclasses.asdict(done).items() if not name.startswith("kv_")}
         finish["kv"] = received.source()
-        return End(sampled, received.waiting, received.logprobs, finish, done.kv_tokens, done.kv_keys)
+        if finish.pop("usage") is not None:
+            finish |= counted_elsewhere(done)
+        kv, appended = (done.kv_tokens, done.kv_keys), len(sampled) - len(ask.sampled)
+        return End(sampled, received.waiting, received.logprobs, finish, *kv, spent, appended)
 
     async def _tell(self, owner: Owner, attempt: Attempt) -> None:
         notes, self._received.notes = self._received.notes, []
         if notes:
             await events.write(self._s.db, owner.session_id, notes, epoch=owner.epoch, step_no=attempt.step_no)
+
+
+def counted_elsewhere(done: Done) -> dict[str, Any]:
+    """What the account of a step has where a model server did the work: its count, and whose the KV was."""
+    usage = dict(done.usage or {})
+    new = max(0, usage["prompt_tokens"] - usage["cached_tokens"])
+    kv = {"external": usage["cached_tokens"], "computed": new}
+    return {"usage": usage, "generated": usage["completion_tokens"], "exact": False, "kv": kv}
 
 
 class Told(NamedTuple):

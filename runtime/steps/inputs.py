@@ -14,6 +14,7 @@ from runtime.steps import checkpoints
 from runtime.steps.compacting import reserve, warning
 from runtime.steps.fitting import fitted
 from runtime.steps.listing import catalog, ensure_listed
+from runtime.steps.measuring import measure
 from runtime.steps.recent import Past, past
 from runtime.steps.services import Services
 from runtime.store import sessions, standing, steps
@@ -54,7 +55,7 @@ async def take(s: Services, what: InputIn, execution: str, *, stopping: bool = F
     items = options.pop("items", None)
     written = rendered(s.chat, items) if items else s.chat.user(content)
     segments = [*await _unanswered(s, what, behind), Segment("message", written)]
-    context = s.engine.card.context_length
+    measured = await measure(s, what.session_id)
     if before and await _may_make_room(s, config, what.session_id, len(before) + _size(segments)):
         return Taken(False)
     to = None if stopping else Move.THINK
@@ -68,10 +69,10 @@ async def take(s: Services, what: InputIn, execution: str, *, stopping: bool = F
         tools, _ = await catalog(s, what.session_id, config)
         segments.insert(0, Segment("scaffold", s.chat.opening(config.system, tools.specs)))
     after = [*before, *(token for segment in segments for token in segment.token_ids)]
-    if len(after) >= context:
+    if len(after) >= measured.most:
         raise InvalidRequest(
-            f"the transcript would have {len(after)} tokens, the model's context holds {context}; send less or start a"
-            " new session",
+            f"the transcript would have {len(after)} tokens, the model's context holds {measured.most}; send less or"
+            " start a new session",
             code="context_length_exceeded",
         )
     async with s.blob_lock:
@@ -91,7 +92,7 @@ async def take(s: Services, what: InputIn, execution: str, *, stopping: bool = F
                 "options": options,
             },
             checkpoint=checkpoint,
-            notes=warning(context, len(before), len(after)),
+            notes=warning(measured, len(before), len(after)),
         )
     if ended.mine:
         behind = replace(behind, turn=options.get("turn", {}))
@@ -163,14 +164,17 @@ async def _unanswered(s: Services, what: InputIn, behind: Past) -> list[Segment]
     results = [
         ToolResult(f"call_{row['step_no']}_{no}", call["name"], settled.get(no, DID_NOT_END)) for no, call in calls
     ]
-    room = s.engine.card.context_length // 8
+    room = (await measure(s, what.session_id)).context // 8
     return [Segment("tool", fitted(s.chat, results, room))]
 
 
 async def _may_make_room(s: Services, config: SessionConfig, session_id: str, tokens: int) -> bool:
     """Whether a compaction should come first: the message and an answer to it do not fit, and none was just tried."""
-    context = s.engine.card.context_length
-    if config.context_policy == "fail" or tokens + reserve(config.limits.max_think_tokens, context) <= context:
+    measured = await measure(s, session_id)
+    if (
+        config.context_policy == "fail"
+        or tokens + reserve(config.limits.max_think_tokens, measured) <= measured.context
+    ):
         return False
     at = await s.db.run(lambda c: standing.progress(c, session_id))
     return not at.compacted

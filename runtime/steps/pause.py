@@ -105,7 +105,7 @@ class _Pages:
             )
         except EngineGone:
             return
-        if intent in _EVENT and receipt.status not in ("missing", "rejected"):
+        if intent in _EVENT and receipt.status not in ("missing", "rejected", "external"):
             await self._tell(Event(_EVENT[intent], _shown(receipt)))
             if intent != "prefetch":
                 where = "none" if intent == "drop" else receipt.tier or "device"

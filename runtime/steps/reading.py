@@ -6,16 +6,16 @@ model with a sentence, a bounded number of times; after that it counts as what i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.tokens import Parsed
+from engine.tokens import FORMATS, Parsed, exact_json
 
 MAX_CORRECTIONS = 2  # in a row, since the last message of the user
 
+_ARGUMENTS = sorted({format.arguments_key for format in FORMATS})
 _FENCE = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\s*\Z", re.DOTALL)
 
 
@@ -69,17 +69,16 @@ def _written_calls(text: str) -> list[dict[str, Any]] | None:
     if not body.startswith(("{", "[")):
         return None
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
+        value = exact_json(body)
+    except ValueError:
         return None
-    calls = value if isinstance(value, list) else [value]
-    return calls if calls and all(_is_call(call) for call in calls) else None
+    calls = [_as_call(one) for one in (value if isinstance(value, list) else [value])]
+    return [call for call in calls if call] if calls and all(calls) else None
 
 
-def _is_call(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and set(value) == {"name", "arguments"}
-        and isinstance(value["name"], str)
-        and isinstance(value["arguments"], dict)
-    )
+def _as_call(value: Any) -> dict[str, Any] | None:
+    """A call by any format's names."""
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+        return None
+    arguments = next((value[key] for key in _ARGUMENTS if set(value) == {"name", key}), None)
+    return {"name": name, "arguments": arguments} if isinstance(arguments, dict) else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
-from engine.tokens import StopText
+from engine.tokens import StopText, may_go_on
 from runtime.config import SessionConfig
 from runtime.steps import checkpoints
 from runtime.steps.compacting import warning
 from runtime.steps.generating import Ask, End, Generation, Shown, told_logprobs
 from runtime.steps.listing import catalog, catalog_of
+from runtime.steps.measuring import Measure, measure, spent
 from runtime.steps.reading import Reading, read
 from runtime.steps.recent import Past, past
 from runtime.steps.recent import read as read_past
@@ -29,22 +31,37 @@ async def think(s: Services, what: ThinkIn, execution: str) -> Standing | None:
     owner = s.owner(what.session_id, what.epoch)
     opening = Segment("scaffold", s.chat.assistant_open())
     kept = s.recent.find(what)
-    ahead = _ahead(s, what, kept, opening) if kept else None
+    measured = await measure(s, what.session_id)
+    ahead = _ahead(s, what, kept, opening, measured) if kept else None
     try:
-        begin = steps.begin(s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening)
+        keeps = _keeps(s) if s.engine.card.external else None
+        begin = steps.begin(
+            s.db, owner, what.step_no, "think", Move.THINK, token=execution, opening=opening, keeps=keeps
+        )
         attempt, behind = (await begin, kept) if kept else await asyncio.gather(begin, read_past(s.db, what))
         if attempt.done is not None or attempt.held:
             return None
         if ahead is not None and attempt.attempt_no > 1:
             await ahead.stop()
             ahead = None
-        return await _think(s, owner, attempt, behind, opening, what, ahead)
+        return await _think(s, owner, attempt, behind, opening, what, measured, ahead)
     finally:
         if ahead is not None:
             await ahead.stop()
 
 
-def _ahead(s: Services, what: ThinkIn, behind: Past, opening: Segment) -> Generation | None:
+def _keeps(s: Services) -> Callable[[Sequence[int]], bool]:
+    """Whether what a model server said is kept by the next attempt: a whole message is, and of one that was cut off, a
+    text that the server goes on with. Otherwise it says all of it again."""
+    card = s.engine.card
+
+    def keeps(sampled: Sequence[int]) -> bool:
+        return sampled[-1] in card.eos_token_ids or (card.continues and may_go_on(sampled))
+
+    return keeps
+
+
+def _ahead(s: Services, what: ThinkIn, behind: Past, opening: Segment, measured: Measure) -> Generation | None:
     """The engine at work for the think's first attempt, where all that it must be told is known from the step before;
     the record of the beginning is written meanwhile."""
     if behind.session is None or budgets.limits(behind.session):
@@ -52,8 +69,8 @@ def _ahead(s: Services, what: ThinkIn, behind: Past, opening: Segment) -> Genera
     config = _config(behind.session, behind)
     if config.servers or any(tool.secrets for tool in config.declared):
         return None
-    ask = _ask(behind.session, what, 1, config, catalog_of(s, config), behind, opening, [], NOTHING)
-    return Generation(s, ask) if ask.room(s) > 0 else None
+    ask = _ask(behind.session, what, 1, config, catalog_of(s, config), behind, opening, [], measured, NOTHING)
+    return Generation(s, ask) if ask.fits else None
 
 
 def _ask(
@@ -65,11 +82,12 @@ def _ask(
     behind: Past,
     opening: Segment,
     sampled: list[int],
+    measured: Measure,
     redactor: Redactor,
 ) -> Ask:
-    prompt = [*behind.tokens, *opening.token_ids]
-    at, seed = (session, what.step_no, attempt_no), behind.turn.get("seed")
-    return Ask(*at, config, tools, what.tool_choice, prompt, sampled, behind.known, redactor, seed)
+    prompt, seed = [*behind.tokens, *opening.token_ids], behind.turn.get("seed")
+    about = (session, what.step_no, attempt_no, config, tools, what.tool_choice)
+    return Ask(*about, prompt, sampled, behind.known, measured, redactor, seed)
 
 
 async def _think(
@@ -79,6 +97,7 @@ async def _think(
     behind: Past,
     opening: Segment,
     what: ThinkIn,
+    measured: Measure,
     ahead: Generation | None,
 ) -> Standing | None:
     config = _config(attempt.session, behind)
@@ -89,9 +108,10 @@ async def _think(
         end = End(list(attempt.model_tokens))
         if not _ended(s, end.sampled, config):
             at, hide = (attempt.session, what, attempt.attempt_no), values.redactor
-            generation = generation or Generation(s, _ask(*at, config, tools, behind, opening, end.sampled, hide))
+            ask = _ask(*at, config, tools, behind, opening, end.sampled, measured, hide)
+            generation = generation or Generation(s, ask)
             end = await generation.take(owner, attempt)
-        if not _ended(s, end.whole, config) and budgets.left(attempt.session, "tokens") is not None:
+        if measured.exact and not _ended(s, end.whole, config) and budgets.left(attempt.session, "tokens") is not None:
             await _keep(s, owner, attempt, end, values, config)
             if await steps.hold_for_budget(s.db, owner, attempt):
                 return None  # it goes on after its last durable token, once there is more
@@ -126,7 +146,8 @@ def _last(s: Services, end: End, values: Opened, config: SessionConfig, is_whole
 
 
 def _read(s: Services, tools: Catalog, sampled: list[int], what: ThinkIn, config: SessionConfig) -> Reading:
-    parsed = s.chat.parse_assistant(sampled, config.sampling.stop)
+    callable_now = () if what.tool_choice == "none" else tools.names
+    parsed = s.chat.parse_assistant(sampled, config.sampling.stop, callable_now)
     ended = bool(sampled) and sampled[-1] in s.engine.card.eos_token_ids
     if config.response_format is not None and config.response_format.type != "text" and not parsed.calls:
         return Reading("final" if parsed.complete else "incomplete", parsed.text)
@@ -152,9 +173,26 @@ async def interrupt_think(s: Services, owner: Owner, what: StepIn, execution: st
 def _ended(s: Services, sampled: list[int], config: SessionConfig) -> bool:
     return bool(sampled) and (
         sampled[-1] in s.engine.card.eos_token_ids
-        or len(sampled) >= config.limits.max_think_tokens
+        or (len(sampled) >= config.limits.max_think_tokens and not s.engine.card.external)
         or (bool(config.sampling.stop) and StopText.ends(s.tokenizer, config.sampling.stop, sampled))
     )
+
+
+def _counted(s: Services, end: End) -> int:
+    """Tokens of the message: the server's own, where it counted them, and about as many of what it said before."""
+    before = end.sampled[: len(end.sampled) - end.appended]
+    if "usage" not in end.finish:
+        return spent(s.engine.card, len(end.whole))
+    return int(end.finish["usage"]["completion_tokens"]) + spent(s.engine.card, len(before))
+
+
+def _left_to_count(s: Services, end: End) -> int | None:
+    """What the budget has not counted yet, or counted too much, of what a model server generated."""
+    if not s.engine.card.external:
+        return None
+    if "usage" not in end.finish:
+        return spent(s.engine.card, len(end.rest))
+    return int(end.finish["usage"]["completion_tokens"]) - end.spent
 
 
 async def _complete(
@@ -173,10 +211,12 @@ async def _complete(
         "calls": values.hide(reading.calls),
         **({"complaint": hide(reading.complaint)} if reading.complaint else {}),
         **({"repaired": True} if reading.repaired else {}),
-        "sampled": len(whole),
+        "sampled": _counted(s, end),
         "kv_tokens": end.kv_tokens,
+        **({"exact": False} if s.engine.card.external else {}),
         **end.finish,
     }
+    measured = await measure(s, owner.session_id)
     told = "corrected" if reading.complaint else reading.outcome
     checkpoint = checkpoints.after_think(s.engine.card, after, behind.base, end.kv_keys)
     ended = await steps.complete(
@@ -189,10 +229,11 @@ async def _complete(
         notes=[
             Event("message.completed", {"text": output["text"], "outcome": told}),
             *([Event("session.interrupted")] if reading.outcome == "interrupted" else []),
-            *warning(s.engine.card.context_length, len(behind.tokens), len(after)),
+            *warning(measured, len(behind.tokens), len(after)),
         ],
         to=None if reading.outcome == "tools" else Move.REST,
         last=_last(s, end, values, _config(attempt.session, behind), True),
+        spent=_left_to_count(s, end),
     )
     if ended.mine:
         s.recent.keep(

@@ -16,6 +16,7 @@ from runtime.steps.compacting import warning
 from runtime.steps.fitting import fitted
 from runtime.steps.gates import Held, approved
 from runtime.steps.listing import catalog
+from runtime.steps.measuring import measure
 from runtime.steps.pause import Wait, kv_pause
 from runtime.steps.recent import Past, past
 from runtime.steps.services import Services
@@ -79,10 +80,11 @@ async def complete_tools(
     the results of its own ones: `options` of what follows, and whether to `rest` instead."""
     said = said or {}
     outcome = "interrupted" if said.get("rest") else outcome
-    context = s.engine.card.context_length
-    answer = min(config.limits.max_think_tokens, context // 8)  # kept free for what the model says to it
+    measured = await measure(s, owner.session_id)
+    most = measured.of(config.limits.max_think_tokens)
+    answer = min(most, measured.context // 8)  # kept free for what the model says to it
     before = len(behind.tokens)
-    tokens = fitted(s.chat, results, context - before - answer)
+    tokens = fitted(s.chat, results, measured.context - before - answer)
     after = [*behind.tokens, *tokens]
     checkpoint = checkpoints.carried(s.engine.card, after, root, behind.base.tail)
     ended = await steps.complete(
@@ -93,7 +95,7 @@ async def complete_tools(
         output={"outcome": outcome, "calls": len(results), "tokens": len(tokens), **_options(said)},
         checkpoint=checkpoint,
         notes=[
-            *warning(context, before, len(after)),
+            *warning(measured, before, len(after)),
             *([Event("session.interrupted")] if outcome == "interrupted" and not said else []),
         ],
         to=Move.REST if outcome == "interrupted" else None,

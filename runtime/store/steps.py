@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -43,13 +43,15 @@ async def begin(
     message_id: str | None = None,
     opening: Segment | None = None,
     stopping: bool = False,
+    keeps: Callable[[Sequence[int]], bool] | None = None,
 ) -> Attempt:
     """Open an attempt of a step, creating the step if it is new.
 
     `token` names this execution, so that a repeated call opens no second attempt; `opening` is the first segment of
     a new step. If the step has completed, its output is in `done` and nothing is written; nor is anything where the
     session is paused or waits (`held`), which it does from now on if its budget is used up; `stopping` is for an
-    attempt that only ends the step, and may do so there. Raises StaleEpoch, IllegalTransition.
+    attempt that only ends the step, and may do so there. `keeps`: whether a new attempt goes on from these sampled
+    tokens, or begins anew without them. Raises StaleEpoch, IllegalTransition.
     """
     about: dict[str, Any] = {"kind": kind, "node": owner.node_id, "epoch": owner.epoch}
     if message_id is not None:
@@ -101,12 +103,15 @@ async def begin(
         if opening is not None and not durable:
             await _add_segments(connection, owner.session_id, session.tenant_id, step_no, [opening])
             durable = (opening,)
-        attempt_no, fresh = await _open_attempt(connection, owner, session.tenant_id, step, token, durable)
+        at = (connection, owner, session.tenant_id, step, token)
+        found = _sampled(durable)
+        attempt_no, fresh, durable = await _open_attempt(*at, durable, keeps)
         if to is not None:
             await move(connection, session, to)
         if fresh:
-            kept = sum(len(s.token_ids) for s in durable if s.kind == "model")
-            retried = Event("step.retrying", {**about, "keep": kept})
+            kept = _sampled(durable)
+            gone = {"dropped": found - kept} if found > kept else {}
+            retried = Event("step.retrying", {**about, "keep": kept, **gone})
             event = Event("step.started", about) if attempt_no == 1 else retried
             await events.append(connection, owner.session_id, [event], step_no=step_no, attempt_no=attempt_no)
         return Attempt(session, step_no, attempt_no, step["token_start"], durable, None)
@@ -218,8 +223,10 @@ async def append_tokens(
     text: str,
     logprobs: Sequence[Mapping[str, Any]] | None = None,
     calls: Sequence[Mapping[str, Any]] = (),
+    spent: int | None = None,
 ) -> None:
-    """Make sampled tokens durable, with the event that shows them. `offset`: sampled tokens of the step before these.
+    """Make sampled tokens durable, with the event that shows them. `offset`: sampled tokens of the step before these;
+    `spent`: what they count in the budget, where that is another number than theirs.
 
     Already there: a no-op. Not the next ones: StaleEpoch, since another attempt is writing.
     """
@@ -227,13 +234,13 @@ async def append_tokens(
 
     async def work(connection: asyncpg.Connection) -> int:
         session = await locked(connection, owner.session_id, owner.epoch)
-        held = await whole.append(connection, session, attempt, offset, token_ids, delta)
+        held = await whole.append(connection, session, attempt, offset, token_ids, delta, spent)
         assert held is not None
         return held
 
     durable = None
     if not budgets.limits(attempt.session):
-        durable = await whole.append(db, attempt.session, attempt, offset, token_ids, delta)
+        durable = await whole.append(db, attempt.session, attempt, offset, token_ids, delta, spent)
     if durable is None:
         durable = await db.run(work)
     if durable != offset and durable < offset + len(token_ids):
@@ -253,11 +260,13 @@ async def complete(
     token_start: int | None = None,
     sampled: int = 0,
     last: Sampled | None = None,
+    spent: int | None = None,
 ) -> Ended:
     """End a step: its last segments, its checkpoint and its events in one transaction. Repeated: a no-op.
 
     `token_start`: from where on a compaction replaces the transcript; `sampled`: tokens that the budget does not know
-    of yet; `last`: sampled tokens that become durable with the end. Raises StaleEpoch, also where the step has other
+    of yet; `last`: sampled tokens that become durable with the end; `spent`: what all of these count in the budget,
+    where that is another number. Raises StaleEpoch, also where the step has other
     tokens than those before them, since another attempt is writing.
     """
     model = [Segment("model", last.token_ids)] if last and last.token_ids else []
@@ -271,7 +280,7 @@ async def complete(
         checkpoint=checkpoint,
         start=attempt.token_start if token_start is None else token_start,
         durable=last.offset if last else None,
-        tokens=sampled + (len(last.token_ids) if last else 0),
+        tokens=sampled + (len(last.token_ids) if last else 0) if spent is None else spent,
         voids=to is Move.REST,
     )
     idle = [Event("session.idle")] if to is Move.REST else []
@@ -353,6 +362,19 @@ async def branch(db: Database, session_id: str, before_step: int | None = None) 
     return found
 
 
+async def counted_last(db: Database, session_id: str) -> tuple[int, int] | None:
+    """The transcript's length at the end of the last think that a model server counted, and its count of all of it."""
+    row = await db.fetchrow(
+        "SELECT c.token_count, (s.output -> 'usage' ->> 'prompt_tokens')::bigint"
+        " + (s.output -> 'usage' ->> 'completion_tokens')::bigint AS tokens FROM steps s"
+        " JOIN checkpoints c USING (session_id, step_no) WHERE session_id = $1 AND s.live AND s.kind = 'think'"
+        " AND s.state = 'completed' AND s.output -> 'usage' ? 'prompt_tokens' AND NOT s.output -> 'usage' ? 'estimated'"
+        " ORDER BY step_no DESC LIMIT 1",
+        session_id,
+    )
+    return None if row is None else (row["token_count"], row["tokens"])
+
+
 def _first(segments: list[tuple[int, str, list[int]]], tokens: int) -> list[tuple[int, str, list[int]]]:
     """The segments that make up the first so many tokens; the last one may be cut."""
     kept = []
@@ -391,20 +413,26 @@ async def _open_attempt(
     tenant_id: str,
     step: asyncpg.Record,
     token: str,
-    durable: Sequence[Segment],
-) -> tuple[int, bool]:
+    durable: tuple[Segment, ...],
+    keeps: Callable[[Sequence[int]], bool] | None,
+) -> tuple[int, bool, tuple[Segment, ...]]:
+    """The attempt's number, whether it is new, and what it goes on from."""
     key = (owner.session_id, step["step_no"])
     if step["attempts"]:
         known = await connection.fetchval(
             "SELECT attempt_no FROM attempts WHERE session_id = $1 AND step_no = $2 AND token = $3", *key, token
         )
         if known is not None:
-            return known, False
+            return known, False, durable
         await connection.execute(
             "UPDATE attempts SET outcome = 'lost', ended_at = now()"
             " WHERE session_id = $1 AND step_no = $2 AND outcome = 'running'",
             *key,
         )
+    sampled = [token for segment in durable if segment.kind == "model" for token in segment.token_ids]
+    if sampled and keeps is not None and not keeps(sampled):
+        await connection.execute("DELETE FROM segments WHERE session_id = $1 AND step_no = $2 AND kind = 'model'", *key)
+        durable, sampled = tuple(segment for segment in durable if segment.kind != "model"), []
     attempt_no = await connection.fetchval(
         "UPDATE steps SET attempts = attempts + 1 WHERE session_id = $1 AND step_no = $2 RETURNING attempts",
         *key,
@@ -419,9 +447,9 @@ async def _open_attempt(
         owner.epoch,
         owner.node_id,
         owner.node_boot,
-        sum(len(s.token_ids) for s in durable if s.kind == "model"),
+        len(sampled),
     )
-    return attempt_no, True
+    return attempt_no, True, durable
 
 
 async def close_attempt(
@@ -436,6 +464,10 @@ async def close_attempt(
         outcome,
         error,
     )
+
+
+def _sampled(durable: Sequence[Segment]) -> int:
+    return sum(len(segment.token_ids) for segment in durable if segment.kind == "model")
 
 
 async def _segments_of(connection: asyncpg.Connection, session_id: str, step_no: int) -> tuple[Segment, ...]:

@@ -77,7 +77,7 @@ WITH {HELD.format(condition="true")}, {_DURABLE}, kept AS (
     RETURNING true
 ), place AS (
     UPDATE sessions se SET next_pos = next_pos + cardinality($8::text[]), updated_at = now(),
-        spent_tokens = spent_tokens + cardinality($5::int[]), warned = warned || $6::text[]
+        spent_tokens = spent_tokens + $11, warned = warned || $6::text[]
     FROM kept WHERE se.session_id = $1 RETURNING se.next_pos, se.tenant_id
 ), {WRITTEN.format(types="$8::text[]", data="$9::jsonb[]", attempt_no="$7")}
 SELECT durable.tokens, (SELECT pg_notify($10, $1) FROM place) FROM held, durable
@@ -157,11 +157,18 @@ async def begin(
 
 
 async def append(
-    source: Source, session: Session, attempt: Attempt, offset: int, ids: Sequence[int], delta: Event
+    source: Source,
+    session: Session,
+    attempt: Attempt,
+    offset: int,
+    ids: Sequence[int],
+    delta: Event,
+    spent: int | None = None,
 ) -> int | None:
-    """Sampled tokens, if exactly `offset` of the step are durable. Returns how many were before; None where the session
-    is held by another."""
-    near = budgets.near_after(session, tokens=len(ids))
+    """Sampled tokens, if exactly `offset` of the step are durable. `spent`: what they count in the budget, where that
+    is not their number. Returns how many were before; None where the session is held by another."""
+    spent = len(ids) if spent is None else spent
+    near = budgets.near_after(session, tokens=spent)
     row = await source.fetchrow(
         _APPEND,
         session.session_id,
@@ -173,6 +180,7 @@ async def append(
         attempt.attempt_no,
         *columns([*near, delta]),
         CHANNEL,
+        spent,
     )
     return None if row is None else int(row["tokens"])
 

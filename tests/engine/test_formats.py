@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Collection
 from typing import Any
 
 import jsonschema
@@ -19,6 +20,7 @@ from engine.tokens import (
     CallEnded,
     CallFormat,
     CallStarted,
+    Form,
     MessageParser,
     TextDelta,
     Tokenizer,
@@ -27,6 +29,7 @@ from engine.tokens import (
     tool_grammar,
 )
 from engine.tokens.formats import CALL_ID, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED
+from engine.tokens.incremental import MAX_CALLS
 from tests.engine.tiny import write_tiny
 
 SCHEMA: dict[str, Any] = {
@@ -48,12 +51,20 @@ ARGUMENTS = st.dictionaries(
     ),
     max_size=3,
 )
+# What calls are made of, whole and in halves.
+PARTS = st.sampled_from(
+    [*'{}[]":, \n\\', "look", '{"name": "look"', '"name": "other"', ', "arguments": ', ', "parameters": ', '{"n": 1}']
+    + [text for kind in FORMATS for text in (*kind.marks, *(mark[:5] for mark in kind.marks), kind.lead, kind.end)]
+    + [kind.written([("look", {"n": 1})]) for kind in FORMATS]
+)
 CALLS = st.lists(st.tuples(st.sampled_from(["look", "take.it", "a_b-c"]), ARGUMENTS), min_size=1, max_size=4)
 
 
-def read(kind: CallFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str, Any]], bool]:
+def read(
+    kind: CallFormat, pieces: list[str], tools: Collection[str] | None = None
+) -> tuple[str, list[tuple[str, str, Any]], bool]:
     """Text, calls with what was told of their arguments, and whether one was broken."""
-    parser = MessageParser(kind)
+    parser = MessageParser(kind, tools)
     told = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
     names: dict[int, str] = {}
     shown: dict[int, str] = {}
@@ -97,10 +108,20 @@ def test_what_is_written_is_read_however_it_comes(
 
 
 @BY_NAME
-@given(text=st.text('<tool_cal>/[TOOL_CALLS]{}":,name parguments\\\n look', max_size=60), seed=st.integers(0, 1 << 30))
+@given(
+    text=st.text('<tool_cal>/[TOOL_CALLS]{}":,name parguments\\\n look', max_size=60) | st.lists(PARTS).map("".join),
+    tools=st.sampled_from([None, ["look"], []]),
+    seed=st.integers(0, 1 << 30),
+)
 @settings(max_examples=150, deadline=None)
-def test_what_is_no_call_reads_the_same_however_it_comes(kind: CallFormat, text: str, seed: int) -> None:
-    assert read(kind, cut(text, seed)) == read(kind, [text])
+def test_what_is_no_call_reads_the_same_however_it_comes(
+    kind: CallFormat, text: str, tools: list[str] | None, seed: int
+) -> None:
+    said, calls, broken = read(kind, [text], tools)
+    assert read(kind, cut(text, seed), tools) == (said, calls, broken)
+    assert read(kind, list(text), tools) == (said, calls, broken)
+    if not calls and not broken:
+        assert said == (text.replace(kind.may_be_marked, "", 1) if said != text else text)
 
 
 @BY_NAME
@@ -147,6 +168,8 @@ def test_arguments_before_the_name_wait_for_it() -> None:
         '["look"]',
         '{"name": "look", "arguments": {}} and more',
         '{"name": "look", "arguments": {]}',
+        '{"name": "look", "arguments": {"n": NaN}}',
+        '{"name": "look", "arguments": {"n": [-Infinity, 1e999]}}',
     ],
 )
 def test_what_could_mean_two_things_or_none_is_no_call(body: str) -> None:
@@ -158,13 +181,56 @@ def test_a_deep_and_a_long_call_are_read_in_one_walk() -> None:
     assert read(HERMES, [deep])[1:] == ([], True)  # deeper than JSON is read
     long = HERMES.written([("look", {"s": "x" * 500_000})])
     assert read(HERMES, [long[at : at + 16] for at in range(0, len(long), 16)])[2] is False
+    blank = " " * 100_000  # what is held back is looked at once
+    for kind, text in ((LLAMA3, blank), (HERMES, HERMES.written([("look", {})]).removesuffix(HERMES.end) + blank)):
+        assert read(kind, list(text))[:2] == (blank if kind is LLAMA3 else "", [])
+
+
+def test_more_calls_than_a_message_may_have_are_none() -> None:
+    said, calls, broken = read(HERMES, [HERMES.written([("look", {})] * (MAX_CALLS + 1))])
+    assert (len(calls), broken) == (MAX_CALLS, False)
+    assert HERMES.marker in said
+    _, calls, broken = read(MISTRAL, [MISTRAL.written([("look", {})] * (MAX_CALLS + 1))])
+    assert (len(calls), broken) == (MAX_CALLS, True)
 
 
 @pytest.mark.parametrize("lead", ["", "<|python_tag|>", " \n"])
 def test_llama_calls_where_a_message_begins_as_one(lead: str) -> None:
     body = LLAMA3.written([("look", {"n": 1})])
     assert read(LLAMA3, cut(lead + body, 3))[1] == [("look", '{"n": 1}', {"n": 1})]
-    assert read(LLAMA3, ["I say " + body])[:2] == ("I say " + body, [])
+    assert read(LLAMA3, ["I say " + body]) == ("I say " + body, [], False)
+
+
+@pytest.mark.parametrize(
+    ("text", "tools"),
+    [
+        ("Words, and no more.", None),
+        (' {"city": "Paris", "name": "x"}', None),
+        ('{"name": "Ada", "age": 36}', None),
+        ('{"name": "look"}', None),
+        ('{"name": "look", "parameters": [1]}', None),
+        ('{"parameters": {"n": 1}, "of": 2}', None),
+        ('{"name": "other", "parameters": {"n": 1}}', ["look"]),
+        ('{"name": "look", "parameters": {"n": 1}}', []),
+        ('{"na', None),
+        ("{]", None),
+        ("<|python", None),
+        (" \n", None),
+    ],
+)
+def test_json_without_a_marker_is_an_answer_where_it_is_no_call(text: str, tools: list[str] | None) -> None:
+    for pieces in ([text], list(text)):
+        assert read(LLAMA3, pieces, tools) == (text, [], False)
+
+
+def test_a_call_without_a_marker_is_told_once_it_is_known_to_be_one() -> None:
+    parser = MessageParser(LLAMA3, ["look"])
+    assert parser.push('{"type": "function", "name": "look", "param') == []
+    assert parser.push('eters": ') == []
+    assert parser.push('{"n"') == [CallStarted(0, "look"), ArgumentsDelta(0, '{"n"')]
+    assert parser.push(": 1") == [ArgumentsDelta(0, ": 1")]
+    assert parser.finish() == [CallEnded(0, None)]
+    assert parser.broken
 
 
 # -- what may be written ----------------------------------------------------------------------------------------------
@@ -239,6 +305,24 @@ def test_several_calls_are_admitted_where_they_may_be_and_only_there(
             assert fits is wanted, (choice, parallel, grammar)
 
 
+def test_an_answer_of_json_and_a_call_without_a_marker_may_begin_alike(
+    bytewise: tuple[Tokenizer, Constraints],
+) -> None:
+    tokenizer, constraints = bytewise
+    form = Form.json({"type": "object", "properties": {"name": {"type": "string"}, "names": {"type": "integer"}}})
+    grammar = tool_grammar([LOOK], "auto", form, format=LLAMA3)
+    assert grammar is not None
+    call = LLAMA3.written([("look", {"n": 1})])
+    for text in (call, '{"name": "look"}', '{"name": "loo"}', '{"name": "look", "names": 2}', '{"names": 3}', "{}"):
+        state = constraints.build(grammar)
+        assert all(state.accept(token) for token in tokenizer.encode(text)), text
+        allowed = state.allowed()
+        assert allowed is not None
+        assert allowed[tokenizer.eos_token_ids[0]]
+        assert bool(read(LLAMA3, [text], ["look"])[1]) is (text == call)
+    assert not constraints.build(grammar).accept(tokenizer.encode("words")[0])
+
+
 def test_marks_that_are_tokens_are_asked_for_as_such() -> None:
     for kind in (MISTRAL, MISTRAL_NAMED):
         grammar = tool_grammar([LOOK], "auto", format=kind, control={"[TOOL_CALLS]": 5})
@@ -246,3 +330,25 @@ def test_marks_that_are_tokens_are_asked_for_as_such() -> None:
         assert "<[5]>" in grammar
         assert '"[TOOL_CALLS]"' not in grammar
     assert CALL_ID in MISTRAL.written([("look", {})])
+
+
+@BY_NAME
+@pytest.mark.parametrize("is_token", [True, False], ids=["token", "text"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_text_that_begins_a_call_must_go_on_as_one(
+    bytewise: tuple[Tokenizer, Constraints], kind: CallFormat, parallel: bool, is_token: bool
+) -> None:
+    """Also where the marker is spelt by tokens that are none of its own: it would be read as a call of no schema."""
+    tokenizer, constraints = bytewise
+    control = {kind.marker: 1} if is_token and kind.marker else None
+    grammar = tool_grammar([LOOK], "auto", format=kind, parallel=parallel, control=control)
+    assert grammar is not None
+    for before in ("", "Look: ") if kind.text_before else ("",):
+        state = constraints.build(grammar)
+        ids = tokenizer.encode(f"{before}{kind.marker or '{'}zz")
+        assert not all(state.accept(token) for token in ids)
+        state = constraints.build(grammar)
+        call = kind.written([("look", {"n": 1})]).removeprefix(kind.marker if control else "")
+        assert all(state.accept(token) for token in tokenizer.encode(before))
+        assert not control or state.accept(1)
+        assert all(state.accept(token) for token in tokenizer.encode(call))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,20 @@ def vocabulary() -> tuple[list[str], list[int], list[str]]:
     return tokens, kinds, merges
 
 
-def write_tiny(path: Path, *, arch: str = "llama", seed: int = 0, template: str = TEMPLATE, **changes: Any) -> Path:
-    """Write the model. `changes`: metadata to override by key (dots as __), `tensors` to override by name, or `quants`:
-    the type of the tensors whose names contain a word."""
+def write_tiny(
+    path: Path,
+    *,
+    arch: str = "llama",
+    seed: int = 0,
+    template: str = TEMPLATE,
+    marks: Sequence[str] = (),
+    **changes: Any,
+) -> Path:
+    """Write the model. `marks`: more control tokens. `changes`: metadata to override by key (dots as __), `tensors` to
+    override by name, or `quants`: the type of the tensors whose names contain a word."""
     rng = np.random.default_rng(seed)
     tokens, kinds, merges = vocabulary()
+    tokens, kinds = [*tokens, *marks], [*kinds, *[3] * len(marks)]
     writer = gguf.GGUFWriter(path, arch)
     values: dict[str, Any] = {
         f"{arch}.block_count": LAYERS,

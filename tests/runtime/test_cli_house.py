@@ -15,8 +15,8 @@ from runtime.cli import main
 from runtime.settings import KEYS
 from runtime.settings_words import WORDS
 
-# Print what is no record: a script for a shell, the bytes of a file, progress.
-WITHOUT_JSON = {"completion", "files get", "model pull"}
+# Print what is no record: a script for a shell, the bytes of a file, a protocol, progress.
+WITHOUT_JSON = {"completion", "files get", "mcp", "model pull"}
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

@@ -3,8 +3,10 @@
 import pytest
 
 from runtime.steps.compacting import dropped, is_full, joined, last_round, reserve, warning
+from runtime.steps.measuring import Measure
 from workflows.contract import Progress
 
+THOUSAND = Measure(1000)
 CONFIG = {"context_policy": "drop_tool_output", "limits": {"max_think_tokens": 100}}
 
 
@@ -59,13 +61,14 @@ def test_a_turn_that_is_too_long_is_kept_as_its_beginning_and_its_last_round():
 
 def test_a_context_is_full_when_the_next_think_would_not_find_its_room():
     at = Progress(kind="tool")
-    limit = 1000 - reserve(100, 1000)
-    assert not is_full(1000, CONFIG, limit, at)
-    assert is_full(1000, CONFIG, limit + 1, at)
-    assert not is_full(1000, {**CONFIG, "context_policy": "fail"}, 999, at)
-    assert not is_full(1000, CONFIG, 999, Progress(kind="tool", compacted=True)), "never twice in a row"
-    assert not is_full(1000, CONFIG, 999, Progress(kind="think", outcome="final")), "a session at rest needs no room"
+    limit = 1000 - reserve(100, THOUSAND)
+    assert not is_full(THOUSAND, CONFIG, limit, at)
+    assert is_full(THOUSAND, CONFIG, limit + 1, at)
+    assert not is_full(THOUSAND, {**CONFIG, "context_policy": "fail"}, 999, at)
+    assert not is_full(THOUSAND, CONFIG, 999, Progress(kind="tool", compacted=True)), "never twice in a row"
+    rests = Progress(kind="think", outcome="final")
+    assert not is_full(THOUSAND, CONFIG, 999, rests), "a session at rest needs no room"
 
 
 def test_the_warning_comes_once_with_the_step_that_passes_the_mark():
-    assert [len(warning(1000, a, b)) for a, b in ((0, 799), (799, 800), (800, 900), (300, 850))] == [0, 1, 0, 1]
+    assert [len(warning(THOUSAND, a, b)) for a, b in ((0, 799), (799, 800), (800, 900), (300, 850))] == [0, 1, 0, 1]

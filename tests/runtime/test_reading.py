@@ -30,6 +30,7 @@ def test_a_call_is_a_call():
     [
         json.dumps(CALL),
         json.dumps([CALL]),
+        json.dumps({"name": "bash", "parameters": {"command": "ls"}}),
         json.dumps(CALL, indent=2),
         f"```json\n{json.dumps(CALL)}\n```",
         f"```\n{json.dumps(CALL)}\n```\n",
@@ -46,6 +47,10 @@ def test_a_call_that_was_written_as_text_is_repaired(text):
         '{"name": "Ada"}',
         '{"name": "bash", "arguments": "ls"}',
         '{"name": "bash", "arguments": {}, "and": 1}',
+        '{"name": "bash", "arguments": {}, "parameters": {}}',
+        '{"name": "bash", "arguments": {"n": NaN}}',
+        '{"name": "bash", "arguments": {"n": 1e999}}',
+        '{"name": "bash", "arguments": {"n": 1, "n": 2}}',
         '{"result": 5}',
         "[]",
         "[1, 2]",

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.settings import GIB, KEYS, Machine, Settings, SettingsError, parse_size
+from engine.tokens import FORMATS
+from runtime.settings import GIB, KEYS, External, Machine, Settings, SettingsError, parse_size
 from sandbox import Volume
 
 USER = Machine(uid=1000, ram_bytes=64 * GIB, shm=Path("/dev/shm"))
@@ -99,6 +100,41 @@ def test_a_model_is_a_name_or_a_path() -> None:
     assert load(TENUTO_MODEL="/models/../m/x.gguf").model == "/m/x.gguf"
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "https://api.example.com/v1", "http://[::1]:1"])
+def test_a_model_may_be_a_servers(url: str) -> None:
+    assert load(TENUTO_MODEL=f"openai:{url}/#org/m").external == External(url, "org/m")
+    assert load(TENUTO_MODEL=f"openai:{url}").external == External(url, None)
+    assert load(TENUTO_MODEL="x.gguf").external is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host:80",
+        "ftp://h",
+        "http://",
+        "http://u:p@h/v1",
+        "http://h:x/v1",
+        "http://h:0",
+        "http://h:99999",
+        "http://h/v1?key=1",
+        "http://h /v1",
+        "http://[",
+    ],
+)
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="TENUTO_MODEL is"):
+        load(TENUTO_MODEL=f"openai:{text}")
+
+
+def test_the_key_of_a_server_is_shown_nowhere() -> None:
+    assert "sk-x" not in repr(load(TENUTO_OPENAI_KEY="sk-x"))
+    with pytest.raises(SettingsError) as refused:
+        load(TENUTO_OPENAI_KEY="sk x")
+    assert "sk x" not in str(refused.value)
+
+
 def test_a_hugging_face_directory_is_a_path_even_without_a_slash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +150,12 @@ FULL = {
     "TENUTO_HOME": "/srv/tenuto",
     "TENUTO_MODELS": "/srv/models",
     "TENUTO_MODEL": "/srv/x.gguf",
+    "TENUTO_OPENAI_KEY": "sk-x",
+    "TENUTO_OPENAI_KIND": "vllm",
+    "TENUTO_OPENAI_CONTEXT": "8192",
+    "TENUTO_OPENAI_CONNECT_S": "2.5",
+    "TENUTO_OPENAI_FIRST_S": "20.0",
+    "TENUTO_OPENAI_BETWEEN_S": "5.0",
     "TENUTO_POSTGRES_DSN": "postgresql://u@/d?host=/run/x",
     "TENUTO_TEMPORAL_ADDRESS": "temporal:7233",
     "TENUTO_TEMPORAL_NAMESPACE": "agents",
@@ -133,6 +175,7 @@ FULL = {
     "TENUTO_KV_ENCRYPTION": "on",
     "TENUTO_SPECULATION": "off",
     "TENUTO_DRAFT_MODEL": "/models/small.gguf",
+    "TENUTO_CALL_FORMAT": "mistral-named",
     "TENUTO_KV_DECISIONS": "/var/log/kv.jsonl",
     "TENUTO_SHARED_KV": "s3://bucket/prefix",
     "TENUTO_SHARED_KV_BYTES": "3GiB",
@@ -194,6 +237,7 @@ def test_an_unknown_key_fails_by_name_with_the_nearest_known_one(key: str, hint:
         ("TENUTO_KV_DECISIONS", "here.jsonl"),
         ("TENUTO_DRAFT_MODEL", "small.gguf"),
         ("TENUTO_SPECULATION", "ratio"),
+        ("TENUTO_CALL_FORMAT", "qwen"),
         ("TENUTO_SHARED_KV", "relative/place"),
         ("TENUTO_SHARED_KV", "s3://"),
         ("TENUTO_TEMPORAL_ADDRESS", "localhost"),
@@ -225,3 +269,8 @@ def test_a_secret_is_shown_neither_in_an_error_nor_in_a_log(key: str, text: str)
     assert text not in str(caught.value)
     shown = repr(load(TENUTO_API_KEY="tk_secret", TENUTO_POSTGRES_DSN="postgresql://u:secret@h/d"))
     assert "secret" not in shown
+
+
+def test_every_format_of_calls_can_be_named():
+    for kind in FORMATS:
+        assert Settings.load({"HOME": "/tmp", "TENUTO_CALL_FORMAT": kind.name}).call_format == kind.name

@@ -75,7 +75,7 @@ function say(talk, { step, data }) {
     article.append(head, speaking);
     talk.append(article);
   }
-  speaking.textContent += data.text;
+  speaking.textContent = data.offset ? speaking.textContent + data.text : data.text; // else it begins, maybe anew
 }
 
 function silence() {

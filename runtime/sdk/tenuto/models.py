@@ -13,7 +13,11 @@ class _Open(BaseModel):
 
 
 class Event(_Open):
-    """One event of a session's log. `id` is its position: give it back as a cursor."""
+    """One event of a session's log. `id` is its position: give it back as a cursor.
+
+    `data` of a `model.delta`: the `text` that the model wrote, and where that is of calls, `calls`: for each its
+    `index` in the message, its `name` the first time, and what was written of its `arguments` since, as JSON text.
+    """
 
     id: int
     type: str

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -39,12 +40,13 @@ class Story:
         return message_id
 
     async def begin(
-        self, owner: Owner, no: int, kind: str = "think", token: str = "", message: str | None = None
+        self, owner: Owner, no: int, kind: str = "think", token: str = "", message: str | None = None, **more: Any
     ) -> Attempt:
         to = Move.RUN_TOOL if kind == "tool" else Move.THINK
         token = token or f"t{next(self.tokens)}"
         opening = Segment("scaffold", [1]) if kind == "think" else None
-        return await steps.begin(self.db, owner, no, kind, to, token=token, message_id=message, opening=opening)
+        about = {"token": token, "message_id": message, "opening": opening, **more}
+        return await steps.begin(self.db, owner, no, kind, to, **about)
 
     async def input(self, owner: Owner, no: int, ids: list[int]) -> None:
         message = await self.message()

@@ -79,6 +79,34 @@ async def test_a_resumed_step_keeps_its_durable_tokens_and_says_how_many(story, 
     assert [row["outcome"] for row in rows] == ["lost", "running"]
 
 
+async def test_a_step_that_cannot_go_on_from_its_tokens_begins_anew_and_says_so(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    attempt = await story.begin(owner, 2)
+    await steps.append_tokens(db, owner, attempt, 0, [10, 11], "ab", spent=1)
+    owner = await story.take_over()
+    anew = await story.begin(owner, 2, token="again", keeps=lambda sampled: sampled != [10, 11])
+    assert (anew.attempt_no, anew.model_tokens) == (2, [])
+    retrying = (await events.read(db, owner.session_id, 0, 100))[-1]
+    assert (retrying["data"]["keep"], retrying["data"]["dropped"]) == (0, 2)
+    await steps.append_tokens(db, owner, anew, 0, [12], "c", spent=1)
+    repeated = await story.begin(owner, 2, token="again", keeps=lambda _: False)
+    assert repeated.model_tokens == [12], "what an attempt wrote itself is its own"
+    output = {"outcome": "final", "sampled": 5, "exact": False}
+    await steps.complete(db, owner, anew, segments=[], output=output, checkpoint=checkpoint(3), spent=4)
+    assert await steps.transcript(db, owner.session_id, 99) == [7, 1, 12]
+    counted = "SELECT (SELECT spent_tokens FROM sessions), (SELECT sum(sampled) FROM usage WHERE kind = 'think')"
+    assert tuple(await db.fetchrow(counted)) == (6, 5)
+
+
+async def test_a_step_keeps_the_tokens_that_it_can_go_on_from(story, db):
+    owner = await story.placed()
+    await story.input(owner, 1, [7])
+    await steps.append_tokens(db, owner, await story.begin(owner, 2), 0, [10, 11], "ab")
+    kept = await story.begin(await story.take_over(), 2, keeps=lambda _: True)
+    assert kept.model_tokens == [10, 11]
+
+
 async def test_a_begin_repeated_after_a_lost_answer_opens_no_second_attempt(story):
     owner = await story.placed()
     await story.input(owner, 1, [7])

@@ -126,9 +126,19 @@ async def test_a_header_that_cannot_be_sent_is_refused(node: Node, web: servers.
 async def test_a_secret_that_a_model_repeats_is_masked_in_its_deltas_however_they_are_cut(node: Node) -> None:
     secret = "hunter22-and-more"
     tokens = node.services.tokenizer.encode(f"It is {secret}, and hunter2 is not.")
-    shown = Shown(node.services.tokenizer, Redactor([secret]), [])
+    shown = Shown(node.services.chat, Redactor([secret]), [])
     pieces = [shown.push([token]) for token in tokens[:-1]] + [shown.push(tokens[-1:], last=True)]
-    assert "".join(pieces) == "It is ***, and hunter2 is not."
+    assert "".join(told.text for told in pieces) == "It is ***, and hunter2 is not."
+
+
+async def test_a_secret_in_the_arguments_of_a_call_is_masked_as_they_come(node: Node) -> None:
+    secret, chat = "hunter22-and-more", node.services.chat
+    tokens = node.services.tokenizer.encode(chat.calls.written([("ask", {"q": f"{secret}!"})]))
+    shown = Shown(chat, Redactor([secret]), tokens[:3], calls=True)
+    pieces = [shown.push([token]) for token in tokens[3:-1]] + [shown.push(tokens[-1:], last=True)]
+    deltas = [delta for told in pieces for delta in told.calls]
+    assert [delta["name"] for delta in deltas if "name" in delta] == ["ask"]
+    assert "".join(delta["arguments"] for delta in deltas) == '{"q": "***!"}'
 
 
 def test_the_beginning_of_a_secret_before_a_cut_is_masked_too() -> None:
