@@ -79,6 +79,7 @@ class Telling:
     _began: bool = False
     _outcome: str = ""
     _step: int = 0
+    _gone: set[str] = field(default_factory=set)  # items that were cut off, and said anew
 
     def begin(self) -> list[Told]:
         """What is told before anything has happened."""
@@ -130,6 +131,8 @@ class Telling:
         """Its items as conversations keep them: what a client sends back is the same."""
         made: Items = []
         for index, item in enumerate(self.output):
+            if item["id"] in self._gone:
+                continue
             for first, *rest in filter(None, [one_item(item, f"output[{index}]")]):
                 made += [{**first, "id": item["id"]}, *rest]
         return made
@@ -255,8 +258,7 @@ class Telling:
             self._close(opened, "incomplete")
             if opened.item["type"] == "message":
                 opened.item["content"] = []
-        gone = {opened.item["id"] for opened in cut}
-        self.kept = [one for one in self.kept if one.get("id") not in gone]
+        self._gone.update(opened.item["id"] for opened in cut)
         self._inside.clear()
         self._text, self._parser, self._step = None, None, 0
 
