@@ -110,6 +110,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.counts = counts
             app.state.hub = Hub(db, counts)
             app.state.sending = set()
+            app.state.followed = set()
             app.state.blobs = BlobStore(settings.blobs_dir)  # those that a node of this machine has
             app.state.kv_encryption = settings.kv_encryption == "on"
             app.state.sealer = Sealer(settings.secrets_key_bytes)

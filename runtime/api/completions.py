@@ -17,11 +17,12 @@ from runtime.api import turns
 from runtime.api.documented import refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.problems import problem
-from runtime.api.responses import _SSE, _STREAM, _claimed, _hash
+from runtime.api.responses import _SSE, _STREAM, _hash, made
 from runtime.api.turns import KEPT_S, Asked
 from runtime.openai import ChatIn, Chatting, Tools, completion
 from runtime.openai.chatting import usage
 from runtime.openai.requests import choice_of, form_of
+from runtime.store import responses
 from runtime.store.responses import Row
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
@@ -42,10 +43,13 @@ async def create(body: ChatIn, request: Request, db: Db, tenant: Tenant) -> Resp
     """What comes next in a conversation. What was said before finds its KV again, and says so in `cached_tokens`."""
     count = body.n or 1
     asked = _asked(body, await _hash(request, tenant) if count == 1 else None)
-    rows = [await _claimed(request, db, tenant, asked) or await turns.accept(request, db, tenant, asked)]
+    rows = [await made(request, db, tenant, asked)]
     for index in range(1, count):
         turn = {**asked.turn, **({"seed": (asked.turn["seed"] + index) % 2**63} if "seed" in asked.turn else {})}
-        rows.append(await turns.accept(request, db, tenant, dataclasses.replace(asked, turn=turn), fork=True))
+        own_id = f"{rows[0].response_id}_{index}"
+        row = await responses.find(db, tenant, own_id)  # where the first was made before, this one may have been
+        more = dataclasses.replace(asked, turn=turn, response_id=own_id)
+        rows.append(row or await turns.accept(request, db, tenant, more, fork=True))
     head = {
         "id": f"chatcmpl-{rows[0].response_id.removeprefix('resp_')}",
         "created": int(time.time()),
@@ -55,10 +59,10 @@ async def create(body: ChatIn, request: Request, db: Db, tenant: Tenant) -> Resp
     if body.stream:
         frames = _sse(request.app, rows, head, body.with_usage)
         return StreamingResponse(frames, media_type="text/event-stream", headers=_SSE)
-    made = await asyncio.gather(*(turns.whole(request.app, row) for row in rows))
-    if failed := next((one for one in made if one["status"] == "failed"), None):
+    whole = await asyncio.gather(*(turns.whole(request.app, row) for row in rows))
+    if failed := next((one for one in whole if one["status"] == "failed"), None):
         return _failed(failed)
-    return JSONResponse(completion(head, made, bool(body.logprobs)))
+    return JSONResponse(completion(head, whole, bool(body.logprobs)))
 
 
 def _failed(response: Mapping[str, Any]) -> Response:

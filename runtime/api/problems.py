@@ -17,6 +17,7 @@ from runtime.api.documented import MEDIA_TYPE
 from runtime.api.request_id import HEADER, request_id
 from runtime.errors import RequestError, TooManyRequests, Unavailable
 
+_KIND = re.compile(r"str|constrained-str|(list|dict)\[.*\]")  # which of several kinds a value was taken for
 _NO_OBJECT = ("missing", "model_attributes_type", "model_type", "dict_type")
 
 
@@ -132,7 +133,8 @@ def describe(errors: Sequence[Any]) -> tuple[str | None, str]:
     first = errors[0]
     if first["type"] == "json_invalid":
         return None, f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
+    parts = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    where = ".".join(part for part in parts if not _KIND.fullmatch(part))
     if first["type"] == "extra_forbidden":
         return where, f"{where}: there is no such field"
     message = str(first["msg"]).removeprefix("Value error, ")

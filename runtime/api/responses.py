@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -16,6 +17,7 @@ from runtime import delivery
 from runtime.api import turns
 from runtime.api.documented import Id, refusals
 from runtime.api.guard import Db, Tenant
+from runtime.api.idempotency import id_for, made_before
 from runtime.api.sending import send
 from runtime.api.turns import KEPT_S, Asked
 from runtime.errors import InvalidRequest
@@ -71,8 +73,7 @@ AfterItem = Annotated[str | None, Query(max_length=200, description="The id of a
 @router.post("", response_model=ResponseOut, responses={**_STREAM, **refusals(404, 409)})
 async def create(body: ResponseIn, request: Request, db: Db, tenant: Tenant) -> Response:
     """A turn: what is said, and what the model and its tools make of it. A response goes on without its connection."""
-    asked = _asked(body, await _hash(request, tenant))
-    row = await _claimed(request, db, tenant, asked) or await turns.accept(request, db, tenant, asked)
+    row = await made(request, db, tenant, _asked(body, await _hash(request, tenant)))
     if body.stream:
         return StreamingResponse(_sse(request.app, row), media_type="text/event-stream", headers=_SSE)
     answer = await (turns.now if body.background else turns.whole)(request.app, row)
@@ -113,7 +114,7 @@ async def cancel(response_id: Id, request: Request, db: Db, tenant: Tenant) -> R
     if not row.base.get("background"):
         raise InvalidRequest("Only responses created with background=true can be cancelled.", code="not_background")
     if row.response is None:
-        command_id = f"cmd_{response_id.removeprefix('resp_')[:24]}"
+        command_id = f"cmd_{response_id.removeprefix('resp_')}"
         await commands.accept(db, tenant, row.session_id, command_id, "interrupt", {})
         send(request, delivery.command(request.app.state.temporal, row.session_id, command_id, "interrupt"))
         return JSONResponse(await turns.whole(request.app, row))
@@ -219,22 +220,27 @@ def _format(given: Any) -> dict[str, Any]:
 
 
 async def _hash(request: Request, tenant: str) -> str:
-    """Of who asks for what: the client's own key where it has one."""
-    own = request.headers.get("idempotency-key")
-    body = own.encode() if own is not None else await request.body()
+    """Of who asks for what."""
     authorization = request.headers.get("authorization", "")
-    about = f"{tenant}\n{authorization}\n{request.url.path}\n{own is not None}\n"
-    return hashlib.sha256(about.encode() + body).hexdigest()
+    about = f"{tenant}\n{authorization}\n{request.url.path}\n"
+    return hashlib.sha256(about.encode() + await request.body()).hexdigest()
+
+
+async def made(request: Request, db: Database, tenant: str, asked: Asked) -> Row:
+    """The response that the request makes, or made before. Raises Conflict where its Idempotency-Key was another's."""
+    if "idempotency-key" in request.headers:
+        before = await made_before(request, db, tenant)
+        if before is not None and (row := await responses.find(db, tenant, before)) is not None:
+            return row
+        response_id = await id_for(request, db, tenant, "resp")
+        return await turns.accept(request, db, tenant, replace(asked, response_id=response_id))
+    return await _claimed(request, db, tenant, asked) or await turns.accept(request, db, tenant, asked)
 
 
 async def _claimed(request: Request, db: Database, tenant: str, asked: Asked) -> Row | None:
     """What an earlier try of the same request made. Clients number their tries, and send nothing else along."""
-    try:
-        count = int(request.headers.get("x-stainless-retry-count", "0"))
-    except ValueError:
-        return None
-    if "idempotency-key" in request.headers:
-        count = max(count, 1)
+    number = request.headers.get("x-stainless-retry-count", "")
+    count = int(number) if number.isascii() and number.isdigit() and len(number) < 4 else 0
     if not 1 <= count <= 100 or asked.request_hash is None:
         return None
     return await responses.claimed(db, tenant, asked.request_hash, count)

@@ -17,10 +17,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 from fastapi import FastAPI, Request
+from pydantic import BaseModel, ValidationError
 
 from engine.tokens import FORMATS
 from runtime import delivery
@@ -28,9 +29,10 @@ from runtime.agents import AGENT, Origin
 from runtime.api import views
 from runtime.api.making import checked, resolved
 from runtime.api.models import checked_model, ensure_it_fits, ensure_turn_works
+from runtime.api.problems import describe
 from runtime.api.sending import send
 from runtime.config import MessageIn, SessionConfig, SessionIn, Wanted
-from runtime.errors import Conflict, InvalidRequest, NotFound
+from runtime.errors import Conflict, InvalidRequest, NotFound, RequestError
 from runtime.kept import as_kept
 from runtime.openai import Chain, Items, Telling, Tools, as_engine
 from runtime.openai.items import UNREAD, opening
@@ -42,10 +44,13 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 15.0
 SWEEP_EVERY_S: Final = 30.0
+STALE_S: Final = 20.0  # for as long a response may be on its way into its session
 KEPT_S: Final[Mapping[str, float]] = {"24h": 86_400.0, "in_memory": 3600.0, "in-memory": 3600.0}
 _PAGE = 500
 _AGENT = "agent:"  # before the name of one of ours, in place of a model's
 _ROUNDS = 1000
+_THEIR_WORDS: Final = {"options.sampling.": "", "options.": "", "items.": "input.", ".client.": ".", ".mcp.": "."}
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Asked:
     conversation: str | None = None
     logprobs: bool = False
     request_hash: str | None = None
+    response_id: str | None = None  # that its Idempotency-Key stands for
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ class _Place:
     """Where a turn begins. `items`: what its session has not been told; `answers`: to the questions that it waits for.
 
     held: calls of the parent's last message that waited for approval, or with those that did, by number
+    made: whether the session is this turn's own: a fork, or with `config` one that is yet to be made
     """
 
     session_id: str
@@ -87,6 +94,9 @@ class _Place:
     items: Items
     answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    made: bool = False
+    config: SessionConfig | None = None
+    origin: Origin = field(default_factory=Origin)
 
     @property
     def goes_on(self) -> bool:
@@ -111,12 +121,12 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
             length = _length(rest, root, parent)
             rest = _in_our_words(rest[:length], told, rest[length:])
             conversation = [*told, *rest]
-    response_id = f"resp_{secrets.token_hex(16)}"
+    response_id = asked.response_id or f"resp_{secrets.token_hex(16)}"
     place = await _in_place(db, parent, root, rest, fork) if parent is not None else None
     if place is None:
-        _ensure_no_approval(conversation)
-        session_id = await _new_session(request, db, tenant, model, system, asked)
-        place = _Place(session_id, parent, conversation)
+        _ensure_no_approval(rest)
+        new = await _new_place(request, db, tenant, model, system, asked)
+        place = replace(new, parent=parent, items=conversation)
     row = Row(
         response_id=response_id,
         tenant_id=tenant,
@@ -133,6 +143,7 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
             "model": model,
             "_logprobs": asked.logprobs,
             "_chat": served.chat,
+            "_asks": [*asked.tools.approvals, *(config.approvals if config is not None else ())],
             "_before": before if parent is None else [],
         },
         root=root,
@@ -146,8 +157,11 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
     row = replace(row, base={**row.base, **held, "runtime": {"session": place.session_id}})
     try:
         row = await _say(request, db, row, place, asked)
-    except Conflict:
-        if fork or place.parent is None:
+    except RequestError as error:
+        await responses.forget(db, row.response_id, row.session_id)
+        if place.made:
+            await end_session(request.app, tenant, place.session_id)
+        if not isinstance(error, Conflict) or fork or place.parent is None:
             raise
         return await accept(request, db, tenant, asked, fork=True)  # somebody else was there first
     _follow(request.app, row)
@@ -206,7 +220,7 @@ async def ended(app: FastAPI, row: Row) -> Row:
 
 
 def _root(model: str, system: str | None, asked: Asked) -> dict[str, Any]:
-    root: dict[str, Any] = {"model": model, "system": system, "tools": list(asked.tools.session)}
+    root: dict[str, Any] = {"model": model, "system": system, "tools": list(asked.tools.told)}
     root["drops_output"] = asked.drops_output
     if asked.tools.approvals:
         root["approvals"] = dict(asked.tools.approvals)
@@ -260,7 +274,7 @@ async def _in_place(db: Database, parent: Row, root: Mapping[str, Any], items: I
     child = sessions.new_id("ses")
     with contextlib.suppress(InvalidRequest, Conflict):
         await branches.fork(db, parent.tenant_id, parent.session_id, child, parent.end_step, None)
-        return _Place(child, parent, items)
+        return _Place(child, parent, items, made=True)
     return None
 
 
@@ -357,9 +371,10 @@ def _refused(message: str) -> InvalidRequest:
     return InvalidRequest(f"input: {message}", param="input", code="invalid_value")
 
 
-async def _new_session(
+async def _new_place(
     request: Request, db: Database, tenant: str, model: str, system: str | None, asked: Asked
-) -> str:
+) -> _Place:
+    """A session that is yet to be made. Raises InvalidRequest."""
     said: dict[str, Any] = {
         "system": system,
         "tools": list(asked.tools.session),
@@ -368,47 +383,64 @@ async def _new_session(
     }
     agent = model.startswith(_AGENT)
     given = {"agent": model.removeprefix(_AGENT)} if agent else {"model": model}
-    wanted, origin = await resolved(
-        db, tenant, SessionIn.model_validate({**given, **{name: value for name, value in said.items() if value}})
-    )
+    body = _made(SessionIn, {**given, **{name: value for name, value in said.items() if value}}, "tools")
+    wanted, origin = await resolved(db, tenant, body)
     config = await checked(request, db, tenant, wanted)
-    session_id = sessions.new_id("ses")
+    origin = replace(origin, metadata={**origin.metadata, "openai": str(asked.base.get("object", "response"))})
+    return _Place(sessions.new_id("ses"), None, [], made=True, config=config, origin=origin)
+
+
+async def _create(request: Request, db: Database, row: Row, config: SessionConfig, origin: Origin) -> None:
+    tenant, session_id = row.tenant_id, row.session_id
     domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
     kept = as_kept(request.app.state.sealer, tenant, config)
-    origin = replace(origin, metadata={**origin.metadata, "openai": str(asked.base.get("object", "response"))})
     await sessions.create(db, tenant, session_id, kept, secrets.randbelow(2**63), domain=domain, origin=origin)
-    return session_id
+
+
+async def end_session(app: FastAPI, tenant: str, session_id: str) -> None:
+    with contextlib.suppress(NotFound, Conflict):
+        await sessions.request_end(app.state.db, tenant, session_id)
+        await delivery.quietly(delivery.end(app.state.temporal, session_id, "cancelled"))
 
 
 async def _say(request: Request, db: Database, row: Row, place: _Place, asked: Asked) -> Row:
-    """Tell the session; the row is written once that is done."""
-    session = await views.owned(db, row.tenant_id, place.session_id)
-    config = SessionConfig.model_validate(session["config"])
-    served = await checked_model(db, config.model)
+    """Tell the session. Raises RequestError where it cannot be told; then there is no response."""
+    session = None if place.config is not None else await views.owned(db, row.tenant_id, place.session_id)
+    config = place.config or SessionConfig.model_validate(session["config"] if session is not None else {})
     options = {
         "tool_choice": asked.tool_choice,
         "max_tool_rounds": _ROUNDS if asked.most_calls is None else asked.most_calls,
         "options": dict(asked.turn),
     }
-    begins = place.parent.end_pos if place.goes_on and place.parent is not None else None
-    row = replace(row, from_pos=session["next_pos"] - 1 if begins is None else begins)
+    if place.goes_on and place.parent is not None:
+        row = replace(row, from_pos=place.parent.end_pos or 0)
+    elif session is not None:
+        row = replace(row, from_pos=session["next_pos"] - 1)
     message = _message(place.items, options) if place.items or not place.goes_on else None
     if message is not None:
-        try:
-            message.check_against(config)
-        except ValueError as error:
-            raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from error
-        await ensure_turn_works(config, served, message)
-        used = await views.token_count(db, place.session_id) if config.context_policy == "fail" else 0
-        await ensure_it_fits(request, db, config, served, content=message.all_text, used=used)
-        row = replace(row, message_id=f"msg_{row.response_id.removeprefix('resp_')[:24]}")
-    await responses.add(db, row, asked.keep_s, asked.request_hash)
-    try:
-        await _deliver(request, db, row, place, message, options)
-    except Conflict:
-        await responses.forget(db, row.response_id)
-        raise
+        await _check(request, db, config, message, None if session is None else place.session_id)
+        row = replace(row, message_id=f"msg_{row.response_id.removeprefix('resp_')}")
+    if place.config is not None:
+        await _create(request, db, row, place.config, place.origin)
+    if not await responses.add(db, row, asked.keep_s, asked.request_hash):
+        raise Conflict("a request with this Idempotency-Key is on its way; try again", code="idempotency_busy")
+    await _deliver(request, db, row, place, message, options)
     return row
+
+
+async def _check(
+    request: Request, db: Database, config: SessionConfig, message: MessageIn, session_id: str | None
+) -> None:
+    """Raises InvalidRequest where the session could not take the message."""
+    served = await checked_model(db, config.model)
+    try:
+        message.check_against(config)
+    except ValueError as error:
+        raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from error
+    await ensure_turn_works(config, served, message)
+    counts = session_id is not None and config.context_policy == "fail"
+    used = await views.token_count(db, session_id) if counts and session_id is not None else 0
+    await ensure_it_fits(request, db, config, served, content=message.all_text, used=used)
 
 
 async def _deliver(
@@ -436,8 +468,21 @@ def _message(items: Items, options: Mapping[str, Any]) -> MessageIn:
     if not made:
         raise InvalidRequest("input: say something", param="input", code="missing_required_parameter")
     if len(made) == 1 and made[0]["type"] == "said" and made[0]["role"] == "user" and made[0]["text"]:
-        return MessageIn.model_validate({**options, "content": made[0]["text"]})
-    return MessageIn.model_validate({**options, "items": made})
+        return _made(MessageIn, {**options, "content": made[0]["text"]}, "input")
+    return _made(MessageIn, {**options, "items": made}, "input")
+
+
+def _made(kind: type[Model], value: Mapping[str, Any], param: str) -> Model:
+    """Raises InvalidRequest where what was asked for cannot be told a session."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        where, message = describe(error.errors())
+        said = message.removeprefix(f"{where}: ")
+        at = where or param
+        for ours, theirs in _THEIR_WORDS.items():
+            at = at.replace(ours, theirs)
+        raise InvalidRequest(f"{at}: {said}", param=at, code="invalid_value") from None
 
 
 # -- what it tells ----------------------------------------------------------------------------------------------------
@@ -516,7 +561,7 @@ async def _telling(db: Database, app: FastAPI, row: Row) -> Telling:
         functions,
         row.message_id,
         has_tools=bool(row.root["tools"]) or row.root["model"].startswith(_AGENT),
-        asks=row.root.get("approvals", ()),
+        asks=row.base.get("_asks", ()),
         held={int(number): about for number, about in row.base.get("_held", {}).items()},
         held_step=row.base.get("_held_step") or 0,
     )
@@ -564,29 +609,33 @@ def _follow(app: FastAPI, row: Row) -> None:
         except Exception as error:
             log.warning("response %s is not followed any longer: %s", row.response_id, error)
 
+    app.state.followed.add(row.response_id)
     task = asyncio.create_task(follow())
     app.state.sending.add(task)
     task.add_done_callback(app.state.sending.discard)
+    task.add_done_callback(lambda _: app.state.followed.discard(row.response_id))
 
 
 async def tend(app: FastAPI) -> None:
-    """For as long as the process lives: see the responses of an earlier one to their ends, and end sessions that no
+    """For as long as the process lives: see responses to their ends whose process is gone, and end sessions that no
     response needs any longer."""
     db: Database = app.state.db
-    first = True
     while True:
         try:
-            if first:
-                for row in await responses.unfinished(db):
-                    if row.message_id is None or await sessions.message_exists(db, row.message_id):
-                        _follow(app, row)
-                    else:  # it was not told that it was accepted
-                        await responses.forget(db, row.response_id)
-                first = False
+            for row in await responses.unfinished(db, STALE_S):
+                if row.response_id not in app.state.followed:
+                    await take_over(app, db, row)
             for tenant, session_id in await responses.expired_sessions(db):
-                with contextlib.suppress(NotFound, Conflict):
-                    await sessions.request_end(db, tenant, session_id)
-                    await delivery.quietly(delivery.end(app.state.temporal, session_id, "cancelled"))
+                await end_session(app, tenant, session_id)
         except Exception as error:
             log.warning("responses are not tended: %s", error)
         await asyncio.sleep(SWEEP_EVERY_S)
+
+
+async def take_over(app: FastAPI, db: Database, row: Row) -> None:
+    """Of another process, or an earlier one: its client may not have been told that it was accepted."""
+    told = row.message_id is None or await sessions.message_exists(db, row.message_id)
+    if told and (row.message_id is not None or await responses.was_answered(db, row)):
+        _follow(app, row)
+    else:
+        await responses.forget(db, row.response_id, row.session_id)

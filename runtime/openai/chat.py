@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from runtime.errors import InvalidRequest
-from runtime.openai.items import Items, input_items
+from runtime.openai.items import Items, one_item
 from runtime.openai.requests import Choice, Drawing, Metadata
 
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
@@ -48,7 +48,7 @@ class ChatIn(Drawing):
     reasoning_effort: str | None = Field(default=None, max_length=64)
     safety_identifier: str | None = Field(default=None, max_length=512)
     prompt_cache_key: str | None = Field(default=None, max_length=512)
-    prompt_cache_retention: str | None = Field(default=None, max_length=32)
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -87,17 +87,19 @@ def _items(message: dict[str, Any], at: str) -> Items:
     role = message.get("role")
     if role == "tool":
         given = {"type": "function_call_output", "call_id": message.get("tool_call_id")}
-        return input_items([{**given, "output": message.get("content")}], at)
+        return one_item({**given, "output": message.get("content")}, at)
     if role == "function":
         raise InvalidRequest(f"{at}.role: function is of an older interface; use tool", param=f"{at}.role")
     made: Items = []
     calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{at}.tool_calls: give a list", param=f"{at}.tool_calls")
     if message.get("content") or not calls:
-        made += input_items([{"type": "message", "role": role, "content": message.get("content")}], at)
+        made += one_item({"type": "message", "role": role, "content": message.get("content")}, at)
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             raise InvalidRequest(f"{at}.tool_calls: give functions", param=f"{at}.tool_calls")
         about = {"name": function.get("name"), "arguments": function.get("arguments") or json.dumps({})}
-        made += input_items([{"type": "function_call", "call_id": call.get("id"), **about}], at)
+        made += one_item({"type": "function_call", "call_id": call.get("id"), **about}, at)
     return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "refusal")
 UNREAD = ("reasoning", "mcp_approval_request", "mcp_approval_response")  # by a model
 MAX_ITEMS = 5000
+_CALLABLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def input_items(given: Any, param: str = "input") -> Items:
@@ -35,11 +37,12 @@ def input_items(given: Any, param: str = "input") -> Items:
         raise InvalidRequest(f"{param}: {len(given)} items are more than the {MAX_ITEMS} allowed", param=param)
     found: Items = []
     for index, item in enumerate(given):
-        found += _item(item, f"{param}[{index}]")
+        found += one_item(item, f"{param}[{index}]")
     return found
 
 
-def _item(item: Any, at: str) -> Items:
+def one_item(item: Any, at: str) -> Items:
+    """What one item of a request is kept as. `at`: its place there, for whoever is refused."""
     if not isinstance(item, Mapping):
         raise _bad(at, "give an object")
     kind = item.get("type", "message" if "role" in item else None)
@@ -48,17 +51,21 @@ def _item(item: Any, at: str) -> Items:
         if role not in _ROLES:
             raise _bad(f"{at}.role", f"{role!r} is none of {', '.join(_ROLES)}")
         return [{"type": "message", "role": role, "text": _text(item.get("content"), f"{at}.content")}]
+    if kind in ("function_call", "mcp_call") and item.get("status") == "incomplete":
+        return []  # it was cut short, and never ran
     if kind == "function_call":
         return [_call(_word(item, "call_id", at), _word(item, "name", at), _arguments(item, at))]
     if kind == "function_call_output":
         return [_output(_word(item, "call_id", at), _text(item.get("output"), f"{at}.output"))]
     if kind == "mcp_call":  # what a session ran itself, sent back as it was told
+        if not _CALLABLE.fullmatch(str(item.get("name"))):
+            return []  # no tool, whatever the model made of it
         call_id = _word(item, "id", at)
         name = called_name(str(item.get("server_label") or OURS), _word(item, "name", at))
         called = _call(call_id, name, _arguments(item, at))
         return [called, _output(call_id, _ran(item, at))]
     if kind == "reasoning":
-        return [dict(item)]
+        return [{**item, "id": _word(item, "id", at)}] if "id" in item else [dict(item)]
     if kind == "mcp_approval_request":
         names = ("id", "name", "server_label")
         about = {name: _word(item, name, at) for name in names}

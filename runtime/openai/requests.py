@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from runtime.config import Body
 from runtime.errors import InvalidRequest
+from runtime.openai.tools import OURS, called_name
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -98,8 +99,10 @@ class ResponseIn(Drawing):
     @property
     def form(self) -> dict[str, Any] | None:
         """As a session's `response_format`."""
-        given = (self.text or {}).get("format")
-        return form_of(given, "text.format")
+        given = self.text or {}
+        if unknown := next((name for name in given if name not in ("format", "verbosity")), None):
+            raise InvalidRequest(f"text.{unknown}: there is no such field", param=f"text.{unknown}")
+        return form_of(given.get("format"), "text.format")
 
 
 def form_of(given: Any, at: str) -> dict[str, Any] | None:
@@ -125,9 +128,10 @@ def choice_of(given: Choice) -> str:
             raise InvalidRequest(f"tool_choice: {given!r} is none of auto, none, required", param="tool_choice")
         return given or "auto"
     about = given.get("function", given)
-    if given.get("type") not in ("function", "mcp") or not isinstance(about, dict) or not about.get("name"):
+    name = about.get("name") if isinstance(about, dict) else None
+    if given.get("type") not in ("function", "mcp") or not isinstance(name, str) or not 1 <= len(name) <= 200:
         raise InvalidRequest("tool_choice: name a function, or use auto, none or required", param="tool_choice")
-    return str(about["name"])
+    return called_name(str(given.get("server_label") or OURS), name) if given["type"] == "mcp" else name
 
 
 class ConversationIn(Body):

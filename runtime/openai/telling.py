@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.tokens import ArgumentsDelta, Call, CallEnded, CallFormat, CallStarted, MessageParser, TextDelta
-from runtime.openai.tools import called_name, server_of
+from runtime.openai.items import Items, one_item
+from runtime.openai.tools import server_of
 
 Told = dict[str, Any]
 _ENDS = ("session.idle", "session.waiting", "session.failed", "session.cancelling", "session.cancelled")
@@ -62,7 +63,6 @@ class Telling:
     held: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     held_step: int = 0
     output: list[dict[str, Any]] = field(default_factory=list)
-    kept: list[dict[str, Any]] = field(default_factory=list)  # the same, as conversations keep it
     counted: dict[str, int] = field(default_factory=lambda: dict(_NO_USAGE))
     done: bool = False
     last_position: int = 0
@@ -79,6 +79,7 @@ class Telling:
     _began: bool = False
     _outcome: str = ""
     _step: int = 0
+    _gone: set[str] = field(default_factory=set)  # items that were cut off, and said anew
 
     def begin(self) -> list[Told]:
         """What is told before anything has happened."""
@@ -124,6 +125,17 @@ class Telling:
     def response(self) -> dict[str, Any]:
         """The response as it stands."""
         return self._response(self.status)
+
+    @property
+    def kept(self) -> Items:
+        """Its items as conversations keep them: what a client sends back is the same."""
+        made: Items = []
+        for index, item in enumerate(self.output):
+            if item["id"] in self._gone:
+                continue
+            for first, *rest in filter(None, [one_item(item, f"output[{index}]")]):
+                made += [{**first, "id": item["id"]}, *rest]
+        return made
 
     @property
     def _callable(self) -> Collection[str] | None:
@@ -192,7 +204,6 @@ class Telling:
         about = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
         self._tell("response.output_text.done", **_place(opened), **about)
         self._tell("response.content_part.done", **_place(opened), content_index=0, part=dict(part))
-        self.kept.append({"type": "message", "role": "assistant", "text": part["text"], "id": opened.item["id"]})
         self._close(opened, status)
 
     def _is_held(self, name: str) -> bool:
@@ -200,7 +211,7 @@ class Telling:
         return bool(self.asks) and (name in self.functions or self._asks_for(name))
 
     def _asks_for(self, name: str) -> bool:
-        return name in self.asks or f"{name.partition('__')[0]}__*" in self.asks
+        return bool({name, f"{name.partition('__')[0]}__*", "*"} & set(self.asks))
 
     def _begin_call(self, index: int, name: str, question: str | None = None) -> _Open:
         if name in self.functions:
@@ -224,14 +235,12 @@ class Telling:
         arguments = opened.item["arguments"]
         self._tell(f"{_events(opened)}_arguments.done", **_place(opened), arguments=arguments, **about)
         if opened.item["type"] == "mcp_call":
-            if delta.call is None:
-                self._end_inside(opened, None, "the call was cut short")
+            if delta.call is None:  # no call: nothing that a conversation could keep
+                self._tell("response.mcp_call.failed", **_place(opened))
+                self._close(opened, "incomplete")
             else:
                 self._inside[delta.index] = opened
             return
-        if delta.call is not None:
-            names = ("call_id", "name", "arguments", "id")
-            self.kept.append({"type": "function_call", **{name: opened.item[name] for name in names}})
         self._close(opened, "completed" if delta.call is not None else "incomplete")
 
     def _end_think(self, outcome: str) -> None:
@@ -249,8 +258,7 @@ class Telling:
             self._close(opened, "incomplete")
             if opened.item["type"] == "message":
                 opened.item["content"] = []
-        gone = {opened.item["id"] for opened in cut}
-        self.kept = [one for one in self.kept if one.get("id") not in gone]
+        self._gone.update(opened.item["id"] for opened in cut)
         self._inside.clear()
         self._text, self._parser, self._step = None, None, 0
 
@@ -301,18 +309,12 @@ class Telling:
         opened.item |= {"output": output}
         opened.item["error"] = {"type": "mcp_tool_execution_error", "content": content} if error else None
         self._tell(f"response.mcp_call.{'failed' if error else 'completed'}", **_place(opened))
-        call_id, arguments = opened.item["id"], opened.item["arguments"]
-        name = called_name(opened.item["server_label"], opened.item["name"])
-        self.kept.append({"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments})
-        said = output or error or ""
-        self.kept.append({"type": "function_call_output", "call_id": call_id, "output": said})
         self._close(opened, "failed" if error else "completed")
 
     def _ask(self, data: Mapping[str, Any]) -> None:
         label, name = server_of(data["name"])
         about = {"name": name, "arguments": json.dumps(data.get("arguments", {})), "server_label": label}
         opened = self._add({"id": data["question_id"], "type": "mcp_approval_request", **about})
-        self.kept.append(dict(opened.item))
         self._tell("response.output_item.done", output_index=opened.at, item=dict(opened.item))
 
     def _rest(self, kind: str, data: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +35,11 @@ class Tools:
     functions: frozenset[str]
     shown: tuple[dict[str, Any], ...]
 
+    @property
+    def told(self) -> list[Any]:
+        """As `session`, with digests in place of what may be secret."""
+        return [tool if isinstance(tool, str) else {**tool, **_digested(tool)} for tool in self.session]
+
     @classmethod
     def of(cls, given: Sequence[Mapping[str, Any]] | None) -> Tools:
         """Raises InvalidRequest, which names the tool that cannot be used."""
@@ -55,7 +62,7 @@ class Tools:
                     approvals |= {name: {} for name in names}
                 elif asks != "never":
                     raise _bad(f"{at}.require_approval", "use always or never")
-                shown.append(dict(tool))
+                shown.append({name: value for name, value in tool.items() if name not in ("headers", "authorization")})
             else:
                 raise _bad(
                     f"{at}.type",
@@ -63,6 +70,11 @@ class Tools:
                     f" for the sandbox's own ({', '.join(TOOLS)})",
                 )
         return cls(tuple(session), approvals, frozenset(functions), tuple(shown))
+
+
+def _digested(tool: Mapping[str, Any]) -> dict[str, str]:
+    written = {name: json.dumps(tool[name], sort_keys=True) for name in ("headers",) if tool.get(name)}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in written.items()}
 
 
 def _function(tool: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -94,10 +106,15 @@ def _shown(tool: Mapping[str, Any], function: Mapping[str, Any]) -> dict[str, An
 def _mcp(tool: Mapping[str, Any], at: str) -> tuple[list[Any], list[str]]:
     label, allowed = tool.get("server_label"), tool.get("allowed_tools")
     names = allowed.get("tool_names") if isinstance(allowed, Mapping) else allowed
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise _bad(f"{at}.allowed_tools", "give a list of names")
     if not isinstance(label, str) or not label:
         raise _bad(f"{at}.server_label", "name the server")
     if tool.get("server_url"):
-        headers = dict(tool.get("headers") or {})
+        headers = tool.get("headers") or {}
+        if not isinstance(headers, Mapping):
+            raise _bad(f"{at}.headers", "give an object")
+        headers = dict(headers)
         if tool.get("authorization"):
             headers["Authorization"] = f"Bearer {tool['authorization']}"
         made = {"type": "mcp", "name": label, "url": tool["server_url"], "headers": headers, "tools": names}

@@ -131,13 +131,24 @@ async def claimed(db: Database, tenant_id: str, request_hash: str, count: int) -
     return _row(found) if found else None
 
 
-async def forget(db: Database, response_id: str) -> None:
+async def forget(db: Database, response_id: str, session_id: str) -> None:
     """Nothing came of it."""
-    await db.execute("DELETE FROM responses WHERE response_id = $1 AND response IS NULL", response_id)
+    await db.execute(
+        "DELETE FROM responses WHERE response_id = $1 AND session_id = $2 AND response IS NULL", response_id, session_id
+    )
 
 
-async def add(db: Database, row: Row, keep_s: float, request_hash: str | None = None) -> None:
-    """Repeated: a no-op."""
+async def add(db: Database, row: Row, keep_s: float, request_hash: str | None = None) -> bool:
+    """False where there is another of that id. Raises NotFound where its conversation has been deleted meanwhile."""
+    try:
+        await _add(db, row, keep_s, request_hash)
+        found = await find(db, row.tenant_id, row.response_id)
+        return found is not None and found.session_id == row.session_id
+    except asyncpg.ForeignKeyViolationError:
+        raise NotFound(f"there is no conversation {row.conversation_id!r}") from None
+
+
+async def _add(db: Database, row: Row, keep_s: float, request_hash: str | None) -> None:
     await db.execute(
         "INSERT INTO responses (response_id, tenant_id, session_id, parent_id, conversation_id, message_id, from_pos,"
         " base, root, input, stored, expires_at, request_hash)"
@@ -198,8 +209,24 @@ async def remove(db: Database, tenant_id: str, response_id: str) -> bool:
     return done is not None
 
 
-async def unfinished(db: Database) -> list[Row]:
-    return [_row(one) for one in await db.fetch(f"SELECT {_COLUMNS} FROM responses WHERE response IS NULL LIMIT 1000")]
+async def unfinished(db: Database, age_s: float) -> list[Row]:
+    """The oldest that were accepted longer ago."""
+    rows = await db.fetch(
+        f"SELECT {_COLUMNS} FROM responses WHERE response IS NULL AND created_at < now() - make_interval(secs => $1)"
+        " ORDER BY created_at LIMIT 1000",
+        age_s,
+    )
+    return [_row(one) for one in rows]
+
+
+async def was_answered(db: Database, row: Row) -> bool:
+    """Whether the session was given the answers that the response begins with."""
+    found = await db.fetchrow(
+        "SELECT 1 FROM events WHERE session_id = $1 AND pos > $2 AND type = 'question.answered' LIMIT 1",
+        row.session_id,
+        row.from_pos,
+    )
+    return found is not None
 
 
 async def expired_sessions(db: Database) -> list[tuple[str, str]]:

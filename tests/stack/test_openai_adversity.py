@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import httpx
@@ -163,12 +164,12 @@ async def test_a_stream_goes_on_after_the_api_was_killed_in_its_middle(ai: Async
     seen: list[dict[str, Any]] = []
     pid = stack.pid("api")
     assert pid is not None
-    with pytest.raises((httpx.TransportError, openai.APIError, AssertionError)):
+    with contextlib.suppress(httpx.TransportError, openai.APIError):
         async for event in stream:
             seen.append(event.model_dump(mode="json", exclude_unset=True, by_alias=True))
             if len(seen) == 8:
                 stack.kill("api")
-        raise AssertionError("the stream ended, if by a kill")
+    assert seen[-1]["type"] == "response.output_text.delta"
     await stack.restarted("api", pid)
     response_id = seen[0]["response"]["id"]
     patient = ai.with_options(max_retries=10)
