@@ -124,6 +124,7 @@ class Generation:
             )
         self._s, self._ask = s, ask
         self._received = _Received()
+        self._began = False
         self._receiving = asyncio.create_task(self._receive())
 
     async def _receive(self) -> None:
@@ -145,15 +146,10 @@ class Generation:
         receiving.add_done_callback(lambda _: received.changed.set())
         ask = self._ask
         shown = Shown(self._s.chat, ask.redactor, sampled, ask.config.sampling.stop, calls=bool(ask.config.tools))
-        began, spent, card = False, 0, self._s.engine.card
+        spent, card = 0, self._s.engine.card
         while (received.waiting and received.done is None) or not receiving.done():
             await received.changed.wait()
             received.changed.clear()
-            if not began and received.prefill is not None:
-                began = True
-                tenant, source = attempt.session.tenant_id, received.source()
-                at = ("external", {"server": card.server}) if card.external else ("device", source)
-                await fleet.note_residency(self._s.db, owner.session_id, tenant, *at)
             await self._tell(owner, attempt)
             while received.waiting and received.done is None:
                 started = time.monotonic()
@@ -169,6 +165,7 @@ class Generation:
                 if not receiving.done():  # more will come, or the end, which nothing waits for
                     await asyncio.wait([receiving], timeout=max(0.0, FLUSH_EVERY_S - (time.monotonic() - started)))
         await receiving
+        await self._tell(owner, attempt)  # all of it may have come before anybody looked
         done = received.done
         assert done is not None
         finish = {name: value for name, value in dataclasses.asdict(done).items() if not name.startswith("kv_")}
@@ -179,6 +176,12 @@ class Generation:
         return End(sampled, received.waiting, received.logprobs, finish, *kv, spent, appended)
 
     async def _tell(self, owner: Owner, attempt: Attempt) -> None:
+        """Where the session's pages are, once they are there; and what became of them."""
+        if not self._began and self._received.prefill is not None:
+            self._began = True
+            card = self._s.engine.card
+            at = ("external", {"server": card.server}) if card.external else ("device", self._received.source())
+            await fleet.note_residency(self._s.db, owner.session_id, attempt.session.tenant_id, *at)
         notes, self._received.notes = self._received.notes, []
         if notes:
             await events.write(self._s.db, owner.session_id, notes, epoch=owner.epoch, step_no=attempt.step_no)

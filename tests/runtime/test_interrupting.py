@@ -26,7 +26,7 @@ def node(db, tmp_path):
     return SimpleNamespace(
         db=db,
         chat=SimpleNamespace(user=lambda text: [7] * len(text), opening=lambda system, tools: [1]),
-        engine=SimpleNamespace(card=SimpleNamespace(context_length=1000, fingerprint="f")),
+        engine=SimpleNamespace(card=SimpleNamespace(context_length=1000, fingerprint="f", external=False)),
         blobs=BlobStore(tmp_path),
         blob_lock=contextlib.nullcontext(),
         volumes=(),
