@@ -22,9 +22,23 @@ PARTS: Final[Mapping[str, Callable[[Figures], Report]]] = {
 }
 
 
+# What a model server does, its own metrics tell; here are only the requests.
+EXTERNAL: Final[Mapping[str, str]] = {
+    memory.PART: "external: weights and KV are a model server's; this process only speaks for it",
+    pool.PART: "external: there are no pages here, the KV is the model server's own",
+    tail.PART: "external: what a token waits for happens in the model server; `tenuto engine` has the times seen here",
+    precision.PART: "external: the model server chooses its numbers",
+    speculation.PART: "external: drafts, if any, are the model server's",
+}
+
+
 def examine(what: Figures, part: str | None = None) -> list[Report]:
     """Of one part, or of all. Where the engine does not answer, only memory has something to say."""
     names = [part] if part is not None else list(PARTS)
+    if what.answers and what.external:
+        return [
+            Report(name, PARTS[name](what).findings if name == memory.PART else (), (EXTERNAL[name],)) for name in names
+        ]
     if what.answers:
         return [PARTS[name](what) for name in names]
     away = f"the engine does not answer: {what.why_not or 'nobody says why'}"
@@ -32,6 +46,7 @@ def examine(what: Figures, part: str | None = None) -> list[Report]:
 
 
 __all__ = [
+    "EXTERNAL",
     "KNOWN",
     "PARTS",
     "Death",

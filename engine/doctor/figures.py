@@ -98,7 +98,7 @@ class Spread:
 @dataclass(frozen=True)
 class Figures:
     """Of one node. `answers`: whether its engine did; `steps` and `waits` of the last ten minutes, oldest first.
-    `backend`: cpu, triton or torch; `speculation`: its counters, None where it has none."""
+    `backend`: cpu, triton, torch or openai; `speculation`: its counters, None where it has none."""
 
     node: str
     answers: bool = True
@@ -115,6 +115,11 @@ class Figures:
     measured: Measured | None = None
     death: Death | None = None
     speculation: Mapping[str, float] | None = None
+
+    @property
+    def external(self) -> bool:
+        """Whether a model server elsewhere does the work."""
+        return self.backend == "openai"
 
     @property
     def decode_steps(self) -> list[Step]:

@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(adm
 
 MOST = 10_000  # sessions that one request may cancel by a filter
 AT_ONCE = 16
-Tier = Literal["none", "device", "host", "nvme", "shared"]
+Tier = Literal["none", "device", "host", "nvme", "shared", "external"]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._:@~-]+$")]
 Seconds = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]

@@ -68,7 +68,7 @@ class Exposition:
 
     _samples: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, name: str, value: float | None, suffix: str = "", **labels: object) -> None:
+    def add(self, name: str, value: float | None, suffix: str = "", /, **labels: object) -> None:
         """What is not known is left out."""
         if value is None:
             return

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict
 
 from engine.tokens import ChatFormat, ToolSchemaError, tool_grammar
-from runtime.api.documented import Id, Page, refusals
+from runtime.api.documented import Page, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.config import MessageIn, SessionConfig
 from runtime.errors import InvalidRequest, NotFound, Unavailable
@@ -85,8 +85,12 @@ async def list_models(db: Db, tenant: Tenant) -> dict[str, Any]:
     return {"data": data, "first_id": found[0][0] if found else None, "last_id": found[-1][0] if found else None}
 
 
-@router.get("/{model}", response_model=ModelOut, responses=refusals(404))
-async def get_model(model: Id, db: Db, tenant: Tenant) -> dict[str, Any]:
+# Names as servers give them have slashes.
+ModelName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._:@~/-]+$")]
+
+
+@router.get("/{model:path}", response_model=ModelOut, responses=refusals(404))
+async def get_model(model: ModelName, db: Db, tenant: Tenant) -> dict[str, Any]:
     """One of them."""
     found = (await served(db)).get(model)
     if found is None:

@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Told = Mapping[str, Any]
+# Chunks can take nothing back, so a caller who saw half of it is told to ask again.
+_BEGUN_ANEW = {
+    "message": "the server that runs the model was lost in the middle of its answer, which it begins anew; ask again",
+    "type": "server_error",
+    "code": "answer_begun_anew",
+    "param": None,
+}
 _REASONS = {"completed": "stop", "incomplete": "length", "cancelled": "stop", "failed": "stop"}
 
 
@@ -33,6 +40,7 @@ class Chatting:
         self._head, self._index = head, index
         self._calls: dict[str, int] = {}  # by item
         self._began = False
+        self._cut = self._broken = False
 
     def chunks(self, told: Sequence[Told]) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []
@@ -45,6 +53,13 @@ class Chatting:
 
     def _of(self, told: Told) -> list[dict[str, Any]]:
         kind = told["type"]
+        if self._broken:
+            return []
+        if kind == "response.output_item.done" and told["item"].get("status") == "incomplete":
+            self._cut = True
+        elif kind == "response.output_item.added" and self._cut:
+            self._broken = True
+            return [{"error": dict(_BEGUN_ANEW)}]
         if kind == "response.output_text.delta":
             return [self._chunk({"content": told["delta"]})]
         if kind == "response.output_item.added" and told["item"]["type"] == "function_call":
@@ -87,7 +102,7 @@ def completion(head: Mapping[str, Any], responses: Sequence[Mapping[str, Any]], 
 
 
 def _choice(index: int, response: Mapping[str, Any], logprobs: bool) -> dict[str, Any]:
-    texts = [item["content"][0] for item in response["output"] if item["type"] == "message"]
+    texts = [item["content"][0] for item in response["output"] if item["type"] == "message" and item["content"]]
     calls = [item for item in response["output"] if item["type"] == "function_call" and item["status"] == "completed"]
     message: dict[str, Any] = {
         "role": "assistant",

@@ -101,6 +101,8 @@ class Telling:
             self._began = True
         elif kind == "step.started" and data.get("kind") == "think":
             self._start_think(event["step"])
+        elif kind == "step.retrying" and data.get("dropped"):
+            self._begin_anew()
         elif kind == "model.delta":
             self._say(event["step"], data)
         elif kind == "message.completed":
@@ -246,9 +248,21 @@ class Telling:
         self._parser = None
         self._end_text("incomplete" if outcome in ("incomplete", "interrupted") else "completed")
 
+    def _begin_anew(self) -> None:
+        """What was said was cut off, and is said anew: it is no part of the answer, though it was told."""
+        cut = [opened for opened in (self._text, *self._call.values()) if opened is not None]
+        for opened in cut:
+            self._close(opened, "incomplete")
+            if opened.item["type"] == "message":
+                opened.item["content"] = []
+        gone = {opened.item["id"] for opened in cut}
+        self.kept = [one for one in self.kept if one.get("id") not in gone]
+        self._inside.clear()
+        self._text, self._parser, self._step = None, None, 0
+
     def _count(self, step: int, data: Mapping[str, Any]) -> None:
         places = data["kv"]
-        cached = sum(places.get(name, 0) for name in ("device", "shared", "host", "nvme"))
+        cached = sum(places.get(name, 0) for name in ("device", "shared", "host", "nvme", "external"))
         self.counted["cached"] += cached
         self.counted["input"] += cached + places.get("computed", 0) + places.get("recomputed", 0)
         self.counted["output"] += data.get("sampled", 0)

@@ -45,7 +45,7 @@ class Filter:
 
 _ON_TIER: Final[Mapping[str, str]] = {
     "none": "coalesce(k.tier, 'none') = 'none'",
-    **{tier: f"k.tier = '{tier}'" for tier in ("device", "host", "nvme", "shared")},
+    **{tier: f"k.tier = '{tier}'" for tier in ("device", "host", "nvme", "shared", "external")},
 }
 _LIVE: Final = "s.state NOT IN ('cancelled', 'completed')"  # as the index of open sessions says it
 _OPEN: Final = "s.state NOT IN ('cancelling', 'cancelled', 'completed')"

@@ -8,6 +8,7 @@ import pytest
 
 from engine import doctor
 from engine.doctor.findings import found
+from engine.external.figures import Figures
 from engine.scheduler import Budget
 from runtime import doctor_page
 from tests.doctor.stage import Stage
@@ -44,6 +45,15 @@ def test_a_healthy_node_has_no_finding_in_any_part():
 
 def test_an_engine_that_has_done_nothing_yet_has_no_finding():
     assert not [finding for report in doctor.examine(Stage(8).figures()) for finding in report.findings]
+
+
+def test_of_an_engine_in_front_of_a_model_server_it_says_what_is_external():
+    told = Figures()
+    what = doctor.figures("node-1", {"backend": "openai"}, told.stats(0, 0), told.spans())
+    reports = doctor.examine(what)
+    assert [(one.part, one.findings, one.notes) for one in reports] == [
+        (part, (), (doctor.EXTERNAL[part],)) for part in doctor.PARTS
+    ]
 
 
 def test_one_part_may_be_asked_for():

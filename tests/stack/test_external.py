@@ -12,14 +12,20 @@ import pytest
 import pytest_asyncio
 import tenuto
 
+from engine import RequestError, Sampling
+from engine.external.remote import Timeouts
+from engine.tokens import byte_chat
 from runtime.demo.play import outside_log
 from runtime.demo.run import demo_environment, left_in_stack
 from runtime.demo.stack import Stack, leftovers, running_stack
-from tests.conftest import MODELS_DIR
+from tests.conftest import MODELS_DIR, TEST_MODEL
+from tests.engine.external.scripted import engine_for
+from tests.engine.external.test_server import ask
 from tests.llama import KEY, Llama, llama
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
+_, CHAT = byte_chat()
 MODEL = "qwen2.5-coder-0.5b-instruct"
 NOTE = {
     "name": "note",
@@ -121,3 +127,16 @@ async def test_a_session_completes_whatever_died_and_no_tool_runs_twice(outside,
     assert all(think["exact"] is False and think["sampled"] for think in thinks)
     assert of_type(events, "step.retrying")
     assert await left_in_stack(outside) == []
+
+
+async def test_a_second_tenuto_is_a_server_like_any_other(stack, client):
+    """The chat completions of one installation behind the engine of another."""
+    async with engine_for(f"{stack.api_url}/v1", key=stack.api_key, timeouts=Timeouts(5.0, 60.0, 60.0)) as engine:
+        assert (engine.card.model, engine.card.server) == (TEST_MODEL, "tenuto")
+        text, done, _ = await ask(engine, token_ids=[*CHAT.user("Hi"), *CHAT.assistant_open()], max_tokens=6)
+        assert text
+        assert done.usage["completion_tokens"] <= 6
+        with pytest.raises(RequestError, match="top_k"):
+            await ask(engine, token_ids=[*CHAT.user("Hi"), *CHAT.assistant_open()], sampling=Sampling(top_k=2))
+    for session in (await client.get("/v1/sessions"))["data"]:
+        await client.post(f"/v1/sessions/{session['id']}/cancel")

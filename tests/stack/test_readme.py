@@ -23,6 +23,7 @@ import tenuto
 
 from runtime.demo.stack import Stack
 from runtime.prices import Prices
+from runtime.settings import Settings
 from tests.runtime.tools.servers import Seen
 from tests.stack.pages import ALL, PAGES, ROOT, Block, commands, in_language, objects, output
 
@@ -47,9 +48,18 @@ def options_of_a_bench(command: str) -> None:
     assert {one for one in arguments if one.startswith("--")} <= known, command
 
 
+def settings_of_a_stack(command: str) -> None:
+    """In front of a model server that the reader has."""
+    words = shlex.split(command, comments=True)
+    given = dict(word.split("=", 1) for word in words if word.startswith("TENUTO_"))
+    model = words[words.index("--model") + 1]
+    assert Settings.load(given, {"TENUTO_MODEL": model}).external is not None
+
+
 INSTEAD: tuple[tuple[str, Callable[[str], None]], ...] = (
     (r"make ", a_target_of_the_makefile),
     (r"(\.venv/bin/)?python -m bench\.", options_of_a_bench),
+    (r"(TENUTO_\w+=\S+ )?tenuto up --model openai:", settings_of_a_stack),
 )
 
 

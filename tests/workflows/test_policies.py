@@ -1,7 +1,17 @@
+from datetime import timedelta
+
 import pytest
 
 from workflows.contract import Progress
-from workflows.policies import Next, may_go_on, next_action, stops, tool_choice_now
+from workflows.policies import (
+    LONGEST_ASKED_S,
+    Next,
+    may_go_on,
+    next_action,
+    pause_after_loss,
+    stops,
+    tool_choice_now,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +67,9 @@ def test_a_command_stops_only_what_it_must(verb, running, expected):
 )
 def test_what_holds_a_session_ends_by_a_command_and_a_failure_by_a_message_too(hold, message, expected):
     assert may_go_on(Progress(hold=hold), message) is expected
+
+
+def test_a_server_that_is_busy_is_given_the_time_that_it_asks_for_within_bounds():
+    assert pause_after_loss(1) == pause_after_loss(1, 0.01) == timedelta(seconds=0.05)
+    assert pause_after_loss(1, 7.0) == timedelta(seconds=7)
+    assert pause_after_loss(12, 1e9) == timedelta(seconds=LONGEST_ASKED_S)
