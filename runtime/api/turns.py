@@ -38,6 +38,7 @@ from runtime.openai import Chain, Items, Telling, Tools, as_engine
 from runtime.openai.items import UNREAD, opening
 from runtime.store import Database, branches, domains, events, questions, responses, sessions
 from runtime.store.responses import Row
+from runtime.tools.kinds import ClientTool
 from workflows.states import TERMINAL, State
 
 log = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
             "model": model,
             "_logprobs": asked.logprobs,
             "_chat": served.chat,
+            "_functions": [one.name for one in (config.declared if config else ()) if isinstance(one, ClientTool)],
             "_asks": [*asked.tools.approvals, *(config.approvals if config is not None else ())],
             "_before": before if parent is None else [],
         },
@@ -554,6 +556,7 @@ async def _telling(db: Database, app: FastAPI, row: Row) -> Telling:
     if row.base["_chat"] is not None:
         calls = (await app.state.chats.of(db, row.base["_chat"])).calls
     functions = [tool["name"] for tool in row.root["tools"] if isinstance(tool, dict) and tool.get("type") == "client"]
+    functions += row.base.get("_functions", ())  # of an agent
     return Telling(
         dict(row.base),
         row.session_id,

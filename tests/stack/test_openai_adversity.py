@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from runtime.demo.stack import Stack
-from tests.stack.test_openai_python import BRIEF, SHELL, ai, checked, heard, nothing_is_left
+from tests.stack.test_openai_python import BRIEF, LOOK, SHELL, ai, checked, heard, nothing_is_left
 
 __all__ = ["ai", "nothing_is_left"]
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
@@ -79,6 +79,26 @@ async def test_a_client_that_keeps_everything_itself_declines_and_goes_on(ai: As
     third = checked(await ai.responses.create(input=said, tool_choice="none", store=False, **ASKS))
     assert third.runtime["session"] == first["runtime"]["session"]
     assert third.usage.input_tokens_details.cached_tokens >= second.usage.input_tokens // 2
+
+
+async def test_functions_and_approvals_of_an_agent_are_told_as_those_of_a_request(ai: AsyncOpenAI, client: Any) -> None:
+    look = {"type": "client", "name": "look", "description": "Look.", "parameters": LOOK["parameters"]}
+    await client.post("/v1/agents", {"name": "keeper", "tools": ["bash", look], "approvals": {"bash": {}}})
+    asked = {"model": "agent:keeper", "temperature": 0, "max_output_tokens": 60}
+    first = await ai.responses.create(input="Look.", tool_choice={"type": "function", "name": "look"}, **asked)
+    (call,) = checked(first).output
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Fog."}
+    bash: Any = {"type": "function", "name": "bash"}
+    second = checked(
+        await ai.responses.create(input=[output], previous_response_id=first.id, tool_choice=bash, **asked)
+    )
+    assert second.output[-1].type == "mcp_approval_request"
+    gave: Any = {"type": "mcp_approval_response", "approval_request_id": second.output[-1].id, "approve": True}
+    third = checked(
+        await ai.responses.create(input=[gave], previous_response_id=second.id, tool_choice="none", **asked)
+    )
+    assert third.output[0].type == "mcp_call"
+    assert len({one.runtime["session"] for one in (first, second, third)}) == 1
 
 
 async def test_what_somebody_else_approved_is_told_to_whom_asks(ai: AsyncOpenAI, stack: Stack) -> None:
