@@ -31,7 +31,9 @@ async def story(db) -> Story:
 
 @pytest.fixture
 def node(db) -> Steps:
-    return Steps(SimpleNamespace(db=db, engine=SimpleNamespace(card=SimpleNamespace(context_length=100, external=False))))
+    return Steps(
+        SimpleNamespace(db=db, engine=SimpleNamespace(card=SimpleNamespace(context_length=100, external=False)))
+    )
 
 
 async def test_a_session_that_has_ended_is_neither_placed_nor_ended_again(story, node):

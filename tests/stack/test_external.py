@@ -119,7 +119,7 @@ def of_type(events: list, kind: str) -> list:
 
 
 async def test_a_session_completes_whatever_died_and_no_tool_runs_twice(outside, server):
-    plan = {("think", 1): "engine", ("tool", 1): "node", ("think", 2): "server", ("think", 3): "worker"}
+    plan = {("think", 1): "engine", ("tool", 1): "node", ("think", 2): "server"}
     events, calls = await play(outside, server, plan)
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     assert len(calls.split()) == len(of_type(events, "tool.settled")) == 1

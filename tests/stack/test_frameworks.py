@@ -83,7 +83,7 @@ async def test_temporals_own_plugin_runs_an_agent_against_us(stack: Stack) -> No
     assert (await said(await begun(stack, "temporal_agent.py")))["answer"]
 
 
-@pytest.mark.parametrize("part", ["node", "worker", "api"])
+@pytest.mark.parametrize("part", ["node", "api", pytest.param("worker", marks=pytest.mark.soak)])
 async def test_an_agent_whose_tool_is_killed_in_the_middle_finishes(
     stack: Stack, client: tenuto.AsyncClient, part: str
 ) -> None:
