@@ -15,7 +15,7 @@ from runtime.demo.run import left_in_stack
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
 
-@pytest.mark.parametrize("part", ["node", "worker", "api"])
+@pytest.mark.parametrize("part", ["node", "api", pytest.param("worker", marks=pytest.mark.soak)])
 async def test_a_command_runs_once_whatever_is_killed_while_it_runs(client, stack, part):
     session = await client.sessions.create()
     await session.files.write("word", "tide")
