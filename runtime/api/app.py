@@ -26,6 +26,7 @@ from runtime.api import (
     documented,
     exporting,
     files,
+    following,
     importing,
     intents,
     keys,
@@ -40,7 +41,6 @@ from runtime.api import (
     secrets,
     sessions,
     tenants,
-    turns,
     usage,
     webhooks,
 )
@@ -119,7 +119,7 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.sandbox_images = settings.sandbox_images
             await fleet.ensure_admin(db, settings.admin_key)
             listening = asyncio.create_task(app.state.hub.run())
-            tending = asyncio.create_task(turns.tend(app))
+            tending = asyncio.create_task(following.tend(app))
             try:
                 yield
             finally:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
-from runtime.api import turns
+from runtime.api import following, turns
 from runtime.api.documented import refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.problems import problem
@@ -59,7 +59,7 @@ async def create(body: ChatIn, request: Request, db: Db, tenant: Tenant) -> Resp
     if body.stream:
         frames = _sse(request.app, rows, head, body.with_usage)
         return StreamingResponse(frames, media_type="text/event-stream", headers=_SSE)
-    whole = await asyncio.gather(*(turns.whole(request.app, row) for row in rows))
+    whole = await asyncio.gather(*(following.whole(request.app, row) for row in rows))
     if failed := next((one for one in whole if one["status"] == "failed"), None):
         return _failed(failed)
     return JSONResponse(completion(head, whole, bool(body.logprobs)))
@@ -76,15 +76,7 @@ def _asked(body: ChatIn, request_hash: str | None) -> Asked:
     more: dict[str, Any] = {"stop": body.stops} if body.stops else {}
     if body.logit_bias:
         more["logit_bias"] = body.logit_bias
-    turn: dict[str, Any] = {"sampling": body.drawn(logprobs, **more)}
-    if (form := form_of(body.response_format, "response_format")) is not None:
-        turn["response_format"] = form
-    if body.most_tokens is not None:
-        turn["max_think_tokens"] = body.most_tokens
-    if body.parallel_tool_calls is not None:
-        turn["parallel_tool_calls"] = body.parallel_tool_calls
-    if body.seed is not None:
-        turn["seed"] = body.seed % 2**63
+    form = form_of(body.response_format, "response_format")
     return Asked(
         base={"object": "chat.completion", "created_at": int(time.time()), "error": None, "incomplete_details": None},
         model=body.model or "",
@@ -92,7 +84,7 @@ def _asked(body: ChatIn, request_hash: str | None) -> Asked:
         items=body.items(),
         tools=Tools.of(body.tools),
         tool_choice=choice_of(body.tool_choice),
-        turn=turn,
+        turn=body.turn(logprobs, form, body.most_tokens, **more),
         drops_output=False,
         stored=False,
         keep_s=KEPT_S["24h"] if body.prompt_cache_retention == "24h" else KEPT_S["in_memory"],
@@ -108,7 +100,7 @@ async def _sse(app: FastAPI, rows: Sequence[Row], head: Mapping[str, Any], with_
     async def one(index: int, row: Row) -> None:
         chatting = Chatting(head, index)
         try:
-            async for told in turns.tell(app, row):
+            async for told in following.tell(app, row):
                 if told is None:
                     await ready.put(b": keep-alive\n")
                     continue

@@ -19,8 +19,18 @@ from runtime.api.problems import describe
 from runtime.api.sealed import ensure_secrets
 from runtime.config import SessionConfig, SessionIn, Wanted
 from runtime.errors import InvalidRequest
-from runtime.store import Database, agents
+from runtime.kept import as_kept
+from runtime.store import Database, agents, domains, sessions
 from sandbox import SandboxUsageError, snapshots
+
+
+async def create(
+    request: Request, db: Database, tenant: str, session_id: str, config: SessionConfig, seed: int, origin: Origin
+) -> None:
+    """Accept a session of a checked configuration. Raises Forbidden where the tenant has all that it may have."""
+    domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
+    kept = as_kept(request.app.state.sealer, tenant, config)
+    await sessions.create(db, tenant, session_id, kept, seed, domain=domain, origin=origin)
 
 
 async def ensure_possible(request: Request, db: Database, tenant: str, config: SessionConfig) -> None:

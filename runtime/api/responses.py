@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
 from runtime import delivery
-from runtime.api import turns
+from runtime.api import following, turns
 from runtime.api.documented import Id, refusals
 from runtime.api.guard import Db, Tenant
 from runtime.api.idempotency import id_for, made_before
@@ -76,7 +76,7 @@ async def create(body: ResponseIn, request: Request, db: Db, tenant: Tenant) -> 
     row = await made(request, db, tenant, _asked(body, await _hash(request, tenant)))
     if body.stream:
         return StreamingResponse(_sse(request.app, row), media_type="text/event-stream", headers=_SSE)
-    answer = await (turns.now if body.background else turns.whole)(request.app, row)
+    answer = await (following.now if body.background else following.whole)(request.app, row)
     return JSONResponse(answer)
 
 
@@ -96,7 +96,7 @@ async def get(
     if stream:
         frames = _sse(request.app, row, -1 if starting_after is None else starting_after)
         return StreamingResponse(frames, media_type="text/event-stream", headers=_SSE)
-    return JSONResponse(await turns.now(request.app, row))
+    return JSONResponse(await following.now(request.app, row))
 
 
 @router.delete("/{response_id}", response_model=Deleted, responses=refusals(404))
@@ -117,7 +117,7 @@ async def cancel(response_id: Id, request: Request, db: Db, tenant: Tenant) -> R
         command_id = f"cmd_{response_id.removeprefix('resp_')}"
         await commands.accept(db, tenant, row.session_id, command_id, "interrupt", {})
         send(request, delivery.command(request.app.state.temporal, row.session_id, command_id, "interrupt"))
-        return JSONResponse(await turns.whole(request.app, row))
+        return JSONResponse(await following.whole(request.app, row))
     return JSONResponse(row.response)
 
 
@@ -127,8 +127,7 @@ async def input_items_of(
 ) -> dict[str, Any]:
     """What it was made from, what came before it included."""
     row = await responses.get(db, tenant, response_id)
-    before = await db.fetchrow("SELECT parent_id FROM responses WHERE response_id = $1", response_id)
-    parent = await responses.find(db, tenant, before["parent_id"]) if before and before["parent_id"] else None
+    parent = await responses.find(db, tenant, row.parent_id) if row.parent_id else None
     items = [*(await responses.history(db, parent) if parent is not None else []), *row.input]
     return page_of(listed(items, response_id.replace("resp", "item")), limit, order, after)
 
@@ -147,15 +146,7 @@ def _asked(body: ResponseIn, request_hash: str | None) -> Asked:
     logprobs = body.top_logprobs
     if logprobs is None and "message.output_text.logprobs" in (body.include or ()):
         logprobs = 0
-    turn: dict[str, Any] = {"sampling": body.drawn(logprobs)}
-    if (form := body.form) is not None:
-        turn["response_format"] = form
-    if body.max_output_tokens is not None:
-        turn["max_think_tokens"] = body.max_output_tokens
-    if body.parallel_tool_calls is not None:
-        turn["parallel_tool_calls"] = body.parallel_tool_calls
-    if body.seed is not None:
-        turn["seed"] = body.seed % 2**63
+    turn = body.turn(logprobs, body.form, body.max_output_tokens)
     stored = body.store is not False
     keep = (
         KEPT_S[body.prompt_cache_retention] if body.prompt_cache_retention else KEPT_S["24h" if stored else "in_memory"]
@@ -248,7 +239,7 @@ async def _claimed(request: Request, db: Database, tenant: str, asked: Asked) ->
 
 async def _sse(app: FastAPI, row: Row, starting_after: int = -1) -> AsyncIterator[bytes]:
     """No ids, and heartbeats of one line: that is what both official clients bear."""
-    async for told in turns.tell(app, row, starting_after):
+    async for told in following.tell(app, row, starting_after):
         if told is None:
             yield b": keep-alive\n"
             continue

@@ -11,7 +11,7 @@ from pydantic import ConfigDict
 
 from runtime import delivery
 from runtime.agents import AGENT, parse_agent
-from runtime.api import views
+from runtime.api import making, views
 from runtime.api.documented import After, Id, Limit, Page, refusals
 from runtime.api.guard import Db, Tenant, Who
 from runtime.api.idempotency import id_for, made_before
@@ -33,8 +33,7 @@ from runtime.api.shapes import (
 from runtime.api.stream import sse
 from runtime.config import MessageIn, SessionConfig, SessionIn
 from runtime.errors import InvalidRequest
-from runtime.kept import as_kept
-from runtime.store import domains, events, sessions
+from runtime.store import events, sessions
 from workflows.states import TERMINAL, State
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=refusals(404))
@@ -70,9 +69,7 @@ async def create(body: SessionIn, request: Request, db: Db, tenant: Tenant) -> d
     config = await checked(request, db, tenant, wanted)
     session_id = await id_for(request, db, tenant, "ses")
     seed = body.seed if body.seed is not None else secrets.randbelow(2**63)
-    domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
-    kept = as_kept(request.app.state.sealer, tenant, config)
-    await sessions.create(db, tenant, session_id, kept, seed, domain=domain, origin=origin)
+    await making.create(request, db, tenant, session_id, config, seed, origin)
     return await views.session(db, tenant, session_id)
 
 

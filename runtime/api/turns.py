@@ -1,4 +1,4 @@
-"""Turns: what OpenAI's clients ask for, as messages to sessions; and what sessions tell of them.
+"""Turns: what OpenAI's clients ask for, as messages to sessions. What sessions tell of them is in `following.py`.
 
 A conversation that goes on finds its session again, and with it its KV and its workspace: by the response that it
 names, by its conversation, or by what it says (`Chain`). It goes on in the session where that rests at this point, in a
@@ -8,14 +8,11 @@ said.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import logging
 import re
 import secrets
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -23,32 +20,24 @@ import asyncpg
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ValidationError
 
-from engine.tokens import FORMATS
 from runtime import delivery
 from runtime.agents import AGENT, Origin
-from runtime.api import views
+from runtime.api import following, making, views
 from runtime.api.making import checked, resolved
 from runtime.api.models import checked_model, ensure_it_fits, ensure_turn_works
 from runtime.api.problems import describe
 from runtime.api.sending import send
 from runtime.config import MessageIn, SessionConfig, SessionIn, Wanted
-from runtime.errors import Conflict, InvalidRequest, NotFound, RequestError
-from runtime.kept import as_kept
-from runtime.openai import Chain, Items, Telling, Tools, as_engine
+from runtime.errors import Conflict, InvalidRequest, RequestError
+from runtime.openai import Chain, Items, Tools, as_engine
 from runtime.openai.items import UNREAD, opening
-from runtime.store import Database, branches, domains, events, questions, responses, sessions
+from runtime.openai.requests import AGENT_MODEL
+from runtime.store import Database, branches, questions, responses, sessions
 from runtime.store.responses import Row
 from runtime.tools.kinds import ClientTool
 from workflows.states import TERMINAL, State
 
-log = logging.getLogger(__name__)
-
-HEARTBEAT_S: Final = 15.0
-SWEEP_EVERY_S: Final = 30.0
-STALE_S: Final = 20.0  # for as long a response may be on its way into its session
 KEPT_S: Final[Mapping[str, float]] = {"24h": 86_400.0, "in_memory": 3600.0, "in-memory": 3600.0}
-_PAGE = 500
-_AGENT = "agent:"  # before the name of one of ours, in place of a model's
 _ROUNDS = 1000
 _THEIR_WORDS: Final = {"options.sampling.": "", "options.": "", "items.": "input.", ".client.": ".", ".mcp.": "."}
 Model = TypeVar("Model", bound=BaseModel)
@@ -109,17 +98,16 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
     """The turn, accepted: it is never lost. `fork`: it goes on beside what goes on from there already."""
     origin, config = await _made_of(db, tenant, asked.model)
     served = await checked_model(db, config.model if config is not None else asked.model)
-    model = served.name if origin is None else f"{_AGENT}{origin.agent}@{origin.version}"
+    model = served.name if origin is None else f"{AGENT_MODEL}{origin.agent}@{origin.version}"
     parent, before = await _behind(request.app, db, tenant, asked)
     lead, rest = opening(asked.items) if parent is None and not before else ([], asked.items)
     system = "\n\n".join(filter(None, [asked.instructions, *lead])) or None
     root = _root(model, system, asked)
     conversation = [*before, *rest]
     if parent is None and asked.previous is None and asked.conversation is None:
-        parent = await _by_what_is_said(db, tenant, root, rest)
+        parent, length = await _by_what_is_said(db, tenant, root, rest)
         if parent is not None:
             told = await responses.history(db, parent)
-            length = _length(rest, root, parent)
             rest = _in_our_words(rest[:length], told, rest[length:])
             conversation = [*told, *rest]
     response_id = asked.response_id or f"resp_{secrets.token_hex(16)}"
@@ -162,21 +150,23 @@ async def accept(request: Request, db: Database, tenant: str, asked: Asked, *, f
     except RequestError as error:
         await responses.forget(db, row.response_id, row.session_id)
         if place.made:
-            await end_session(request.app, tenant, place.session_id)
+            await following.end_session(request.app, tenant, place.session_id)
         if not isinstance(error, Conflict) or fork or place.parent is None:
             raise
         return await accept(request, db, tenant, asked, fork=True)  # somebody else was there first
-    _follow(request.app, row)
+    following.follow(request.app, row)
     return row
 
 
 async def _made_of(db: Database, tenant: str, model: str) -> tuple[Origin | None, Wanted | None]:
     """The agent that is asked for in place of a model, and what it is made of. Raises InvalidRequest."""
-    if not model.startswith(_AGENT):
+    if not model.startswith(AGENT_MODEL):
         return None, None
-    if not re.fullmatch(AGENT, model.removeprefix(_AGENT)):
-        raise InvalidRequest(f"model: {model!r} names no agent; use {_AGENT}NAME or {_AGENT}NAME@3", param="model")
-    wanted, origin = await resolved(db, tenant, SessionIn(agent=model.removeprefix(_AGENT)))
+    if not re.fullmatch(AGENT, model.removeprefix(AGENT_MODEL)):
+        raise InvalidRequest(
+            f"model: {model!r} names no agent; use {AGENT_MODEL}NAME or {AGENT_MODEL}NAME@3", param="model"
+        )
+    wanted, origin = await resolved(db, tenant, SessionIn(agent=model.removeprefix(AGENT_MODEL)))
     return origin, wanted
 
 
@@ -190,7 +180,7 @@ async def _behind(app: FastAPI, db: Database, tenant: str, asked: Asked) -> tupl
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        parent = await ended(app, parent)
+        parent = await following.ended(app, parent)
         if parent.response is None:
             raise Conflict(f"the response {parent.response_id} goes on; wait until it has ended", code="response_busy")
         return parent, await responses.history(db, parent)
@@ -199,7 +189,7 @@ async def _behind(app: FastAPI, db: Database, tenant: str, asked: Asked) -> tupl
         items = await responses.items_of(db, asked.conversation)
         last = await responses.last_of(db, asked.conversation)
         if last is not None:
-            last = await ended(app, last)
+            last = await following.ended(app, last)
             if last.response is None:
                 raise Conflict(f"the conversation {asked.conversation} goes on; wait", code="conversation_busy")
             items = await responses.items_of(db, asked.conversation)
@@ -210,17 +200,6 @@ async def _behind(app: FastAPI, db: Database, tenant: str, asked: Asked) -> tupl
     return None, []
 
 
-async def ended(app: FastAPI, row: Row) -> Row:
-    """The same, with its end where it has ended."""
-    if row.response is not None:
-        return row
-    db: Database = app.state.db
-    telling, _ = await _told(db, app, row)
-    if telling.done:
-        await _finish(db, row, telling)
-    return await responses.find(db, row.tenant_id, row.response_id) or row
-
-
 def _root(model: str, system: str | None, asked: Asked) -> dict[str, Any]:
     root: dict[str, Any] = {"model": model, "system": system, "tools": list(asked.tools.told)}
     root["drops_output"] = asked.drops_output
@@ -229,10 +208,11 @@ def _root(model: str, system: str | None, asked: Asked) -> dict[str, Any]:
     return json.loads(json.dumps(root))  # type: ignore[no-any-return]
 
 
-async def _by_what_is_said(db: Database, tenant: str, root: Mapping[str, Any], items: Items) -> Row | None:
-    """The response that the conversation begins with, if one does."""
+async def _by_what_is_said(db: Database, tenant: str, root: Mapping[str, Any], items: Items) -> tuple[Row | None, int]:
+    """The response that the conversation begins with, if one does, and how many of its items were said by then."""
     digests = Chain.of(root, items).digests
-    return await responses.ended_with(db, tenant, digests[1:-1]) if len(digests) > 2 else None
+    found = await responses.ended_with(db, tenant, digests[1:-1]) if len(digests) > 2 else None
+    return found, len(digests) - 1 - digests[::-1].index(found.digest or "") if found is not None else 0
 
 
 def _in_our_words(sent: Items, told: Items, rest: Items) -> Items:
@@ -245,12 +225,6 @@ def _in_our_words(sent: Items, told: Items, rest: Items) -> Items:
         else item
         for item in rest
     ]
-
-
-def _length(items: Items, root: Mapping[str, Any], parent: Row) -> int:
-    """How many of the items that response and those before it have said."""
-    digests = Chain.of(root, items).digests
-    return len(digests) - 1 - digests[::-1].index(parent.digest or "")
 
 
 async def _in_place(db: Database, parent: Row, root: Mapping[str, Any], items: Items, fork: bool) -> _Place | None:
@@ -383,26 +357,13 @@ async def _new_place(
         "approvals": dict(asked.tools.approvals),
         "context_policy": "drop_tool_output" if asked.drops_output else None,
     }
-    agent = model.startswith(_AGENT)
-    given = {"agent": model.removeprefix(_AGENT)} if agent else {"model": model}
+    agent = model.startswith(AGENT_MODEL)
+    given = {"agent": model.removeprefix(AGENT_MODEL)} if agent else {"model": model}
     body = _made(SessionIn, {**given, **{name: value for name, value in said.items() if value}}, "tools")
     wanted, origin = await resolved(db, tenant, body)
     config = await checked(request, db, tenant, wanted)
     origin = replace(origin, metadata={**origin.metadata, "openai": str(asked.base.get("object", "response"))})
     return _Place(sessions.new_id("ses"), None, [], made=True, config=config, origin=origin)
-
-
-async def _create(request: Request, db: Database, row: Row, config: SessionConfig, origin: Origin) -> None:
-    tenant, session_id = row.tenant_id, row.session_id
-    domain = domains.domain_of(tenant, session_id, config.kv.share, request.app.state.kv_encryption)
-    kept = as_kept(request.app.state.sealer, tenant, config)
-    await sessions.create(db, tenant, session_id, kept, secrets.randbelow(2**63), domain=domain, origin=origin)
-
-
-async def end_session(app: FastAPI, tenant: str, session_id: str) -> None:
-    with contextlib.suppress(NotFound, Conflict):
-        await sessions.request_end(app.state.db, tenant, session_id)
-        await delivery.quietly(delivery.end(app.state.temporal, session_id, "cancelled"))
 
 
 async def _say(request: Request, db: Database, row: Row, place: _Place, asked: Asked) -> Row:
@@ -423,7 +384,8 @@ async def _say(request: Request, db: Database, row: Row, place: _Place, asked: A
         await _check(request, db, config, message, None if session is None else place.session_id)
         row = replace(row, message_id=f"msg_{row.response_id.removeprefix('resp_')}")
     if place.config is not None:
-        await _create(request, db, row, place.config, place.origin)
+        to = (row.tenant_id, row.session_id)
+        await making.create(request, db, *to, place.config, secrets.randbelow(2**63), place.origin)
     if not await responses.add(db, row, asked.keep_s, asked.request_hash):
         raise Conflict("a request with this Idempotency-Key is on its way; try again", code="idempotency_busy")
     await _deliver(request, db, row, place, message, options)
@@ -485,160 +447,3 @@ def _made(kind: type[Model], value: Mapping[str, Any], param: str) -> Model:
         for ours, theirs in _THEIR_WORDS.items():
             at = at.replace(ours, theirs)
         raise InvalidRequest(f"{at}: {said}", param=at, code="invalid_value") from None
-
-
-# -- what it tells ----------------------------------------------------------------------------------------------------
-
-
-async def tell(app: FastAPI, row: Row, starting_after: int = -1) -> AsyncIterator[dict[str, Any] | None]:
-    """Events of the response's stream after a sequence number; None where there was none for a while."""
-    db: Database = app.state.db
-    telling = await _telling(db, app, row)
-    for told in telling.begin():
-        if told["sequence_number"] > starting_after:
-            yield told
-    with app.state.hub.following(row.session_id) as (_, reader):
-        after = row.from_pos
-        while not telling.done:
-            reader.woken.clear()
-            page = await events.read(db, row.session_id, after, _PAGE)
-            for event in page:
-                after = event["id"]
-                for told in telling.feed(await _with_tokens(app, row, event)):
-                    if told["sequence_number"] > starting_after:
-                        yield told
-                if telling.done:
-                    break
-            if not page:
-                if await views.exists(db, row.session_id) is False:
-                    return
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.woken.wait(), HEARTBEAT_S)
-                    continue
-                yield None
-    await _finish(db, row, telling)
-
-
-async def whole(app: FastAPI, row: Row) -> dict[str, Any]:
-    """The response once it has ended."""
-    async for _ in tell(app, row):
-        pass
-    return await now(app, row)
-
-
-async def now(app: FastAPI, row: Row) -> dict[str, Any]:
-    """The response as it stands."""
-    if row.response is not None:
-        return row.response
-    telling, _ = await _told(app.state.db, app, row)
-    if telling.done:
-        await _finish(app.state.db, row, telling)
-    elif row.base.get("background") and telling.last_position <= row.from_pos + 1:
-        return {**telling.response(), "status": "queued"}
-    return telling.response()
-
-
-async def _told(db: Database, app: FastAPI, row: Row) -> tuple[Telling, int]:
-    telling = await _telling(db, app, row)
-    telling.begin()
-    after = row.from_pos
-    while page := await events.read(db, row.session_id, after, _PAGE):
-        for event in page:
-            after = event["id"]
-            telling.feed(await _with_tokens(app, row, event))
-            if telling.done:
-                return telling, after
-    return telling, after
-
-
-async def _telling(db: Database, app: FastAPI, row: Row) -> Telling:
-    calls = FORMATS[0]
-    if row.base["_chat"] is not None:
-        calls = (await app.state.chats.of(db, row.base["_chat"])).calls
-    functions = [tool["name"] for tool in row.root["tools"] if isinstance(tool, dict) and tool.get("type") == "client"]
-    functions += row.base.get("_functions", ())  # of an agent
-    return Telling(
-        dict(row.base),
-        row.session_id,
-        calls,
-        functions,
-        row.message_id,
-        has_tools=bool(row.root["tools"]) or row.root["model"].startswith(_AGENT),
-        asks=row.base.get("_asks", ()),
-        held={int(number): about for number, about in row.base.get("_held", {}).items()},
-        held_step=row.base.get("_held_step") or 0,
-    )
-
-
-async def _with_tokens(app: FastAPI, row: Row, event: dict[str, Any]) -> dict[str, Any]:
-    """With the texts of the tokens whose likelihood is told."""
-    if event["type"] != "model.delta" or not event["data"].get("logprobs") or not row.base["_logprobs"]:
-        return event
-    tokenizer = await app.state.chats.tokenizer(app.state.db, row.base["_chat"])
-    data, named = event["data"], []
-    for token, one in zip(data["token_ids"], data["logprobs"], strict=True):
-        text = tokenizer.decode([token])
-        if text:
-            top = [{**each, "token": tokenizer.decode([each["token_id"]])} for each in one["top"]]
-            named.append({**one, "token": text, "top": top})
-    return {**event, "data": {**data, "logprobs": named}}
-
-
-async def _finish(db: Database, row: Row, telling: Telling) -> None:
-    if not telling.done or row.response is not None:
-        return
-    parent = await responses.find(db, row.tenant_id, row.parent_id) if row.parent_id else None
-    before = await responses.history(db, parent) if parent is not None else []
-    digest = Chain.of(row.root, [*before, *row.base["_before"], *row.input, *telling.kept]).last
-    response = {**telling.response(), "completed_at": int(time.time())}
-    await responses.finish(
-        db,
-        row,
-        end_pos=telling.last_position,
-        end_step=telling.last_step or None,
-        kept=telling.kept,
-        response=response,
-        digest=digest,
-    )
-
-
-def _follow(app: FastAPI, row: Row) -> None:
-    """See it to its end, whether or not somebody listens."""
-
-    async def follow() -> None:
-        try:
-            async for _ in tell(app, row):
-                pass
-        except Exception as error:
-            log.warning("response %s is not followed any longer: %s", row.response_id, error)
-
-    app.state.followed.add(row.response_id)
-    task = asyncio.create_task(follow())
-    app.state.sending.add(task)
-    task.add_done_callback(app.state.sending.discard)
-    task.add_done_callback(lambda _: app.state.followed.discard(row.response_id))
-
-
-async def tend(app: FastAPI) -> None:
-    """For as long as the process lives: see responses to their ends whose process is gone, and end sessions that no
-    response needs any longer."""
-    db: Database = app.state.db
-    while True:
-        try:
-            for row in await responses.unfinished(db, STALE_S):
-                if row.response_id not in app.state.followed:
-                    await take_over(app, db, row)
-            for tenant, session_id in await responses.expired_sessions(db):
-                await end_session(app, tenant, session_id)
-        except Exception as error:
-            log.warning("responses are not tended: %s", error)
-        await asyncio.sleep(SWEEP_EVERY_S)
-
-
-async def take_over(app: FastAPI, db: Database, row: Row) -> None:
-    """Of another process, or an earlier one: its client may not have been told that it was accepted."""
-    told = row.message_id is None or await sessions.message_exists(db, row.message_id)
-    if told and (row.message_id is not None or await responses.was_answered(db, row)):
-        _follow(app, row)
-    else:
-        await responses.forget(db, row.response_id, row.session_id)

@@ -30,7 +30,6 @@ class ChatIn(Drawing):
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=5000)
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=64)
     tool_choice: Choice = None
-    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     max_tokens: int | None = Field(default=None, ge=1, le=32768)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=32768)

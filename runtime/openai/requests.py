@@ -15,15 +15,7 @@ Metadata = Annotated[
 ]
 Input = str | list[dict[str, Any]] | None
 Choice = str | dict[str, Any] | None
-_HINTS = (
-    "reasoning",
-    "service_tier",
-    "safety_identifier",
-    "user",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "include",
-)
+AGENT_MODEL = "agent:"  # before the name of one of ours, in place of a model's
 
 
 class Drawing(Body):
@@ -33,9 +25,23 @@ class Drawing(Body):
     top_p: float | None = Field(default=None, gt=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    parallel_tool_calls: bool | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
 
-    def drawn(self, logprobs: int | None, **more: Any) -> dict[str, Any]:
+    def turn(
+        self, logprobs: int | None, form: dict[str, Any] | None, most_tokens: int | None, **sampling: Any
+    ) -> dict[str, Any]:
+        """As `TurnOptions` has it, without what is not said."""
+        said = {
+            "response_format": form,
+            "max_think_tokens": most_tokens,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "seed": None if self.seed is None else self.seed % 2**63,
+        }
+        given = {name: value for name, value in said.items() if value is not None}
+        return {"sampling": self._drawn(logprobs, **sampling), **given}
+
+    def _drawn(self, logprobs: int | None, **more: Any) -> dict[str, Any]:
         """As a session's `sampling`; without a word, as OpenAI's models do: temperature 1."""
         made: dict[str, Any] = {"temperature": 1.0 if self.temperature is None else self.temperature, **more}
         for name in ("top_p", "presence_penalty", "frequency_penalty"):
@@ -58,7 +64,6 @@ class ResponseIn(Drawing):
     instructions: str | None = Field(default=None, max_length=200_000)
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=64)
     tool_choice: Choice = None
-    parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=32768)
     max_tool_calls: int | None = Field(default=None, ge=0, le=1000)

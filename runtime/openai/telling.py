@@ -16,6 +16,7 @@ from runtime.openai.items import Items, one_item
 from runtime.openai.tools import server_of
 
 Told = dict[str, Any]
+ENDED = ("completed", "failed", "incomplete", "cancelled")  # statuses of a response that goes on no longer
 _ENDS = ("session.idle", "session.waiting", "session.failed", "session.cancelling", "session.cancelled")
 _NO_USAGE = {"input": 0, "cached": 0, "output": 0}
 
@@ -353,8 +354,7 @@ class Telling:
 
     def _response(self, status: str) -> dict[str, Any]:
         shown = {name: value for name, value in self.base.items() if not name.startswith("_")}
-        ended = status in ("completed", "failed", "incomplete", "cancelled")
-        usage = usage_of(self.counted) if ended else None
+        usage = usage_of(self.counted) if status in ENDED else None
         return {**shown, "status": status, "output": [dict(item) for item in self.output], "usage": usage}
 
     def _id(self, kind: str) -> str:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,23 +14,13 @@ import tenuto
 
 from runtime.demo.stack import Stack
 from tests.conftest import TEST_MODEL
+from tests.stack.test_durable import NOTE
 from tests.stack.test_openai_python import end_all
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack, pytest.mark.sandbox, pytest.mark.model]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NOTE: dict[str, Any] = {
-    "name": "note",
-    "description": "Write a note down.",
-    "parameters": {
-        "type": "object",
-        "properties": {"word": {"type": "string", "enum": ["tide", "ferry"]}},
-        "required": ["word"],
-        "additionalProperties": False,
-    },
-    "command": ["sh", "-c", "sleep 3; echo mark >> /work/notes; wc -l < /work/notes"],
-    "effect": "sandboxed",
-}
+SLOW_NOTE = {**NOTE, "command": ["sh", "-c", "sleep 3; echo mark >> /work/notes; wc -l < /work/notes"]}
 
 
 @pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="session")
@@ -87,7 +76,9 @@ async def test_temporals_own_plugin_runs_an_agent_against_us(stack: Stack) -> No
 async def test_an_agent_whose_tool_is_killed_in_the_middle_finishes(
     stack: Stack, client: tenuto.AsyncClient, part: str
 ) -> None:
-    await client.post("/v1/agents", {"name": f"keeper-{part}", "tools": [NOTE], "limits": {"max_think_tokens": 40}})
+    await client.post(
+        "/v1/agents", {"name": f"keeper-{part}", "tools": [SLOW_NOTE], "limits": {"max_think_tokens": 40}}
+    )
     running = await begun(stack, "agents_sdk_inside.py", f"agent:keeper-{part}")
     session = await begun_by(client, f"keeper-{part}")
     async for event in session.stream():

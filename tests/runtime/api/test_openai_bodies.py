@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from runtime.api import turns
+from runtime.api import following
 from runtime.store import Database, responses, sessions
 from runtime.tools.egress import Egress
 from sandbox.allow import parse_allow
@@ -212,8 +212,8 @@ async def test_a_response_that_never_reached_its_session_is_forgotten_and_others
     await db.execute("UPDATE responses SET message_id = 'msg_none' WHERE response_id = $1", lost["id"])
     await age(db, timedelta(minutes=1))
     app.state.followed.clear()
-    for row in await responses.unfinished(db, turns.STALE_S):
-        await turns.take_over(app, db, row)
+    for row in await responses.unfinished(db, following.STALE_S):
+        await following.take_over(app, db, row)
     assert app.state.followed == {kept["id"]}
     assert (await client.get(f"/v1/responses/{lost['id']}")).status_code == 404
 
